@@ -1,0 +1,50 @@
+# `make demo` and `make test` are all a newcomer needs: each makes the environment first if it is missing.
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+
+# The tests and benchmarks of real runs share the machine's cores: one at a time.
+.NOTPARALLEL:
+.PHONY: help setup demo test test-unit test-contract test-integration test-long bench bench-core bench-rollout bench-step lint clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
+
+setup: ## make .venv, or bring it up to date
+	@scripts/setup_env.sh
+
+demo: setup ## train a tiny policy with the whole stack on this machine's CPU
+	@$(PY) -m verl_ext.demo
+
+test: setup ## all tests but the long ones (under 30 minutes on 2 cores)
+	$(PYTEST) tests -m "not long"
+
+test-unit: setup ## seconds, no Ray
+	$(PYTEST) tests/unit -m "not long"
+
+test-contract: setup ## what is relied upon inside verl, and the installed wheel
+	$(PYTEST) tests/contract -m "not long"
+
+test-integration: setup ## the real stack: Ray, TransferQueue, FSDP, vLLM
+	$(PYTEST) tests/integration -m "not long"
+
+test-long: setup ## the tests that `make test` leaves out
+	$(PYTEST) tests -m long
+
+bench: bench-core bench-rollout bench-step ## all benchmarks
+
+bench-core: setup ## verdicts and down-sampling on one core
+	$(PY) -m benchmarks.bench_core
+
+bench-rollout: setup ## rollouts a second beside verl's own worker
+	$(PY) -m benchmarks.bench_rollout
+
+bench-step: setup ## seconds a step beside verl's own trainer
+	$(PY) -m benchmarks.bench_step
+
+lint: setup ## ruff
+	$(PY) -m ruff check .
+
+clean: ## remove what was built; keep .venv and outputs
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find verl_ext tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

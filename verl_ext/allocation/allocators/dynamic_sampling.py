@@ -1,0 +1,97 @@
+"""Dynamic sampling: saturated groups are dropped and replaced (DAPO, arXiv 2503.14476)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..groups import Fate, Group, Outcome, Request, Verdict
+from ..posterior import effective_probability
+from ..registry import register_allocator
+from ..settings import require
+from ..state import check_keys
+from .base import Allocator, AllocatorSettings
+from .window import CommitRate, adaptive_wave
+
+
+@dataclass(frozen=True)
+class DynamicSamplingSettings(AllocatorSettings):
+    """Settings of dynamic sampling."""
+
+    refill: Literal["waves", "one_for_one"] = "waves"
+    """``waves``: every round as many prompts as ``gen_multiple`` says; ``one_for_one``: as many as groups are missing,
+    which wastes nothing and takes about log(B) rounds, more than the default ``max_rounds``."""
+    gen_multiple: int | float | Literal["auto"] = 3
+    """Prompts of a wave in units of the batch (3 as published); ``auto``: sized by what is missing and the running
+    share of effective groups, as SARA's waves. Not used by ``one_for_one``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        multiple = self.gen_multiple
+        require(multiple == "auto" or multiple > 0, "allocator.gen_multiple", multiple, "a number above 0, or auto")
+
+
+@register_allocator("dynamic_sampling")
+class DynamicSampling(Allocator):
+    """``group_size`` rollouts a prompt, until the batch is full of effective groups; what is beyond it is surplus."""
+
+    Settings = DynamicSamplingSettings
+
+    def __init__(self, settings: DynamicSamplingSettings) -> None:
+        super().__init__(settings)
+        self._rate = CommitRate(float(effective_probability(0, 0, settings.group_size)))
+        self._numbers: dict[str, float] = {}
+
+    def begin_step(self, ctx) -> None:
+        self._rate.begin_step()
+        self._effective = 0
+        self._wave: list[Group] = []
+
+    def ask(self, ctx) -> list[Request]:
+        need = ctx.target_groups - self._effective
+        if need <= 0:
+            return []
+        size = min(self._size(need, ctx), ctx.budget_left // self.group_size)
+        self._wave = ctx.admit(size)
+        return [ctx.request(group, self.group_size) for group in self._wave]
+
+    def tell(self, outcomes: Sequence[Outcome], ctx) -> None:
+        for uid in dict.fromkeys(outcome.group for outcome in outcomes):
+            group = ctx.group(uid)
+            if group.pending:
+                continue
+            if group.mixed:
+                group.verdict = Verdict.COMMIT
+                self._effective += 1
+            else:
+                group.verdict, group.fate = Verdict.ABANDON, Fate.FILTERED
+        if all(group.verdict is not Verdict.CONTINUE for group in self._wave):
+            self._rate.resolved(len(self._wave), sum(group.mixed for group in self._wave))
+
+    def finish(self, ctx) -> list[Group]:
+        self._rate.end_step()
+        committed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
+        self._numbers = {
+            "commit_rate": len(committed) / len(ctx.groups) if ctx.groups else 0.0,
+            "commit_rate_running": self._rate.over_steps,
+            "surplus_groups": float(max(0, len(committed) - ctx.target_groups)),
+        }
+        return committed[: ctx.target_groups]
+
+    def metrics(self) -> dict[str, float]:
+        return dict(self._numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self._rate.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys("dynamic_sampling", state, ("rate",))
+        self._rate.load_state_dict(state["rate"])
+
+    def _size(self, need: int, ctx) -> int:
+        if self.settings.refill == "one_for_one":
+            return need
+        if self.settings.gen_multiple == "auto":
+            return adaptive_wave(need, self._rate.now, ctx.round, ctx.target_groups)
+        return max(1, round(self.settings.gen_multiple * ctx.target_groups))

@@ -1,0 +1,139 @@
+"""What an allocator sees of a step, and the checks on what it asks for and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .groups import Group, Outcome, Request, RoundError
+from .ledger import Ledger
+from .selectors.base import Selector
+
+
+class StepContext:
+    """What an allocator sees of a step, and the only way it gets fresh groups."""
+
+    def __init__(
+        self,
+        step: int,
+        selector: Selector,
+        ledger: Ledger,
+        target_groups: int,
+        budget: int,
+        max_rounds: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self.step = step
+        self.round = 0
+        """Number of the current round, from 1."""
+        self.max_rounds = max_rounds
+        self.target_groups = target_groups
+        """Groups wanted in the batch."""
+        self.budget = budget
+        """Rollouts the step may issue."""
+        self.issued = 0
+        """Rollouts issued so far in the step."""
+        self.groups: list[Group] = []
+        """All groups of the step, in order of admission."""
+        self.exhausted = False
+        """The selector gave fewer prompts than asked for: it has no more in this step."""
+        self.rng = rng
+        self.tokens_before = ledger.tokens
+        """The ledger's response tokens when the step began."""
+        self._selector = selector
+        self._ledger = ledger
+        self._by_uid: dict[str, Group] = {}
+        self._prompts: set[int] = set()
+        self._fresh = 0
+
+    @property
+    def budget_left(self) -> int:
+        """Rollouts that may still be issued."""
+        return self.budget - self.issued
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that may still generate, the current one included."""
+        return self.max_rounds - self.round + 1
+
+    def admit(self, n: int) -> list[Group]:
+        """Up to ``n`` fresh groups, of the prompts the selector chooses.
+
+        Raises:
+            RoundError: the selector gave more than asked for, or a prompt this step has already.
+        """
+        if n <= 0 or self.exhausted:
+            return []
+        rows = self._selector.select(n)
+        if len(rows) > n:
+            raise RoundError(f"selector {type(self._selector).__name__} gave {len(rows)} prompts for {n}")
+        self.exhausted = len(rows) < n
+        fresh = []
+        for row in rows:
+            group = Group(f"s{self.step}g{self._fresh}", int(row), self.step)
+            self._fresh += 1
+            self._add(group)
+            fresh.append(group)
+        return fresh
+
+    def resume(self, group: Group) -> None:
+        """Take up a group that waited: its rollouts are undecided again, its fate is this step's."""
+        self._add(group)
+        self._ledger.unwait(group.outcomes)
+
+    def request(self, group: Group, n: int) -> Request:
+        """``n`` more rollouts of a group of this step."""
+        return Request(group, n)
+
+    def group(self, uid: str) -> Group:
+        """The group of this step with that uid."""
+        return self._by_uid[uid]
+
+    def issue(self, requests: Sequence[Request]) -> int:
+        """Check a round's requests and count them as issued; returns the number of rollouts.
+
+        Raises:
+            RoundError: beyond the budget, a group that is not of this step, or sessions that do not follow on.
+        """
+        total = sum(request.n for request in requests)
+        if total > self.budget_left:
+            raise RoundError(f"round {self.round} asks for {total} rollouts with {self.budget_left} left in the budget")
+        for request in requests:
+            group = request.group
+            if self._by_uid.get(group.uid) is not group:
+                raise RoundError(f"round {self.round} asks for group {group.uid!r}, which is not of step {self.step}")
+            if request.first != group.requested:
+                raise RoundError(
+                    f"round {self.round} asks for group {group.uid!r} from session {request.first}; the next one is "
+                    f"{group.requested}: one request a group and round"
+                )
+            group.requested += request.n
+        self.issued += total
+        self._ledger.issue(total)
+        return total
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        """Enter outcomes into their groups and the ledger; whole rounds or parts, in any order.
+
+        Raises:
+            RoundError: a session of no group of this step, never asked for, or told twice.
+        """
+        by_uid = self._by_uid
+        done = 0
+        try:
+            for outcome in outcomes:
+                group = by_uid.get(outcome.group)
+                if group is None:
+                    raise RoundError(f"an outcome of group {outcome.group!r}, which is not of step {self.step}")
+                group.add(outcome)
+                done += 1
+        finally:
+            self._ledger.returned(outcomes if done == len(outcomes) else outcomes[:done])
+
+    def _add(self, group: Group) -> None:
+        if group.prompt in self._prompts or group.uid in self._by_uid:
+            raise RoundError(f"prompt {group.prompt} (group {group.uid!r}) is offered twice in step {self.step}")
+        self._prompts.add(group.prompt)
+        self._by_uid[group.uid] = group
+        self.groups.append(group)

@@ -1,0 +1,55 @@
+"""What a selector is: it decides which prompts are offered next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..pool import PromptPool
+from ..state import check_keys
+
+
+@dataclass(frozen=True)
+class SelectorSettings:
+    """A selector without settings."""
+
+
+class Selector:
+    """Chooses rows of the pool. Subclass, set ``Settings``, register a name."""
+
+    Settings: type = SelectorSettings
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.pool: PromptPool | None = None
+
+    def begin_step(self, step: int, pool: PromptPool) -> None:
+        """A step begins; the pool has forgotten what the last one was offered."""
+        self.pool = pool
+
+    def select(self, n: int) -> list[int]:
+        """Up to ``n`` rows not offered in this step yet; fewer when there are no more."""
+        raise NotImplementedError
+
+    def observe(self, prompt_row: int, successes: int, trials: int, group_size: int) -> None:
+        """New scored outcomes of a prompt, once a group and step, for every group, abandoned ones included.
+
+        ``trials`` below ``group_size`` is a censored observation (an abandoned prefix), not a small group; it may be
+        0 where nothing could be scored.
+        """
+
+    def end_step(self) -> None:
+        """The step's outcomes are all observed."""
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the last step."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to make the same choices."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state, strictly."""
+        check_keys(type(self).__name__, state, ())

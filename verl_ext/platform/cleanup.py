@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""End what a run started, however the run ends.
+
+A failed start leaves vLLM's EngineCore and Worker processes behind (verl 0.9.1, vLLM 0.28.0), each holding gigabytes. Every
+process of a run carries the run's id in its environment; nothing without that id is ever touched. A watcher process, which
+waits on a pipe that only this process holds open, does the same when this process is killed outright.
+
+Linux only (it reads ``/proc``); elsewhere nothing is found and nothing is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+RUN_ID = "VERL_EXT_RUN_ID"
+"""Environment variable that marks every process of a run."""
+
+_GRACE_S = 5.0
+
+
+def run_processes(run_id: str) -> list[int]:
+    """The pids of this user's processes that carry the run's id, without this process and its ancestors."""
+    mark = f"{RUN_ID}={run_id}".encode()
+    spared = _self_and_ancestors()
+    found = []
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if not entry.isdigit() or int(entry) in spared:
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as environ:
+                if mark in environ.read().split(b"\0"):
+                    found.append(int(entry))
+        except OSError:
+            # Ended meanwhile, or another user's.
+            continue
+    return found
+
+
+def _self_and_ancestors() -> set[int]:
+    pids, pid = set(), os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+                pid = int(stat.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return pids
+
+
+def end_run_processes(run_id: str, grace_s: float = _GRACE_S) -> list[int]:
+    """End every process of the run that is still there.
+
+    Args:
+        run_id: the run's id, as in the environment variable ``VERL_EXT_RUN_ID``.
+        grace_s: seconds between asking (SIGTERM) and ending (SIGKILL).
+
+    Returns:
+        The pids that were still there.
+    """
+    ended: set[int] = set()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + grace_s
+        while pids := run_processes(run_id):
+            for pid in pids:
+                # SIGTERM is sent once, SIGKILL until nothing is left.
+                if number == signal.SIGKILL or pid not in ended:
+                    ended.add(pid)
+                    try:
+                        os.kill(pid, number)
+                    except OSError:
+                        continue
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+    return sorted(ended)
+
+
+def _start_watcher(run_id: str) -> subprocess.Popen:
+    """A process that ends the run's processes as soon as this process is gone, for whatever reason."""
+    environment = {key: value for key, value in os.environ.items() if key != RUN_ID}
+    return subprocess.Popen(
+        # -I -S: nothing but this file and the standard library is imported.
+        [sys.executable, "-I", "-S", os.path.abspath(__file__), run_id],
+        stdin=subprocess.PIPE,
+        env=environment,
+        # Not in the foreground group: Ctrl-C must not end it before its work is done.
+        start_new_session=True,
+    )
+
+
+@contextmanager
+def run_guard() -> Iterator[str]:
+    """Mark this run's processes, and end those that are left when the block is left, in whichever way.
+
+    SIGTERM becomes ``SystemExit(143)`` inside the block, so that it unwinds like Ctrl-C.
+
+    Yields:
+        The run's id.
+    """
+    run_id = uuid.uuid4().hex
+    before = {key: os.environ.get(key) for key in (RUN_ID, "SPT_NOENV")}
+    os.environ[RUN_ID] = run_id
+    # Ray and vLLM set process titles; without this the title overwrites the environment that /proc shows.
+    os.environ["SPT_NOENV"] = "1"
+    watcher = _start_watcher(run_id)
+
+    def on_sigterm(number, frame):
+        raise SystemExit(128 + number)
+
+    try:
+        previous = signal.signal(signal.SIGTERM, on_sigterm)
+    except ValueError:
+        # Not in the main thread: no handler of ours, the watcher still does its work.
+        previous = None
+    try:
+        yield run_id
+    finally:
+        ray = sys.modules.get("ray")
+        try:
+            if ray is not None and ray.is_initialized():
+                ray.shutdown()
+        finally:
+            end_run_processes(run_id)
+            if previous is not None:
+                signal.signal(signal.SIGTERM, previous)
+            for key, value in before.items():
+                if value is None:
+                    os.environ.pop(key, None)
+                else:
+                    os.environ[key] = value
+            watcher.stdin.close()
+            watcher.wait()
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    end_run_processes(sys.argv[1])

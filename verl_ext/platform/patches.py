@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few places of verl 0.9.1 that no setting reaches on a CPU. One function a place, each with its reason.
+
+Every one is covered by ``tests/contract/test_platform_contract.py``, which fails when verl changes there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable
+
+_MARK = "_verl_ext_patched"
+
+
+def apply_all() -> None:
+    """Apply every patch of this module, once. Called by the plugin, only where ``VERL_PLATFORM=cpu``."""
+    single_gloo_backend()
+    # verl.utils.model imports much of transformers: only the processes that use it should pay for it.
+    after_import("verl.utils.model", value_head_without_flash_attention)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs one function as soon as one module has been imported."""
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self.name, self.action = name, action
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module) -> None:
+            execute(module)
+            self.action()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def after_import(name: str, action: Callable[[], None]) -> None:
+    """Run ``action`` once ``name`` is imported: now if it already is, else right after its import.
+
+    Args:
+        name: a module's full name.
+        action: takes nothing; an error in it is an error of the import.
+    """
+    if name in sys.modules:
+        action()
+    elif not any(isinstance(finder, _AfterImport) and finder.name == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport(name, action))
+
+
+def single_gloo_backend() -> None:
+    """``verl.utils.distributed.initialize_global_process_group_ray`` (verl 0.9.1).
+
+    It joins "cpu:gloo" with "{device}:{backend}", which on a CPU names the device "cpu" twice; torch refuses that. Must run
+    before ``verl.workers.engine_workers`` imports the function by name.
+    """
+    from verl.utils import distributed
+
+    original = distributed.initialize_global_process_group_ray
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def initialize_global_process_group_ray(timeout_second=None, backend=None):
+        return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    setattr(initialize_global_process_group_ray, _MARK, True)
+    distributed.initialize_global_process_group_ray = initialize_global_process_group_ray
+
+
+def value_head_without_flash_attention() -> None:
+    """``verl.utils.model.load_valuehead_model`` (verl 0.9.1), which builds the critic.
+
+    It hard-codes ``attn_implementation="flash_attention_2"``, which needs a GPU, and reports the failure as a missing value
+    head. The same model is loaded with PyTorch's own attention.
+    """
+    from verl.utils import model
+
+    if hasattr(model.load_valuehead_model, _MARK):
+        return
+
+    @functools.wraps(model.load_valuehead_model)
+    def load_valuehead_model(local_path, torch_dtype, model_config, trust_remote_code):
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            pretrained_model_name_or_path=local_path,
+            torch_dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    setattr(load_valuehead_model, _MARK, True)
+    model.load_valuehead_model = load_valuehead_model

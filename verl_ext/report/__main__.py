@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m verl_ext.report RUN_FOLDER`: print a run's table and draw its plot, also while it still runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .ledger_check import ledger_faults
+from .plot import draw
+from .records import RunError, read_run
+from .table import table
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line. Returns the exit status: 1 if the ledger does not add up, 2 if the folder cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m verl_ext.report", description="Table and plot of a run.")
+    parser.add_argument("folder", help="the run's folder: outputs/<trainer.project_name>/<trainer.experiment_name>")
+    parser.add_argument("--no-plot", action="store_true", help="print the table only")
+    args = parser.parse_args(argv)
+    try:
+        run = read_run(args.folder)
+    except RunError as error:
+        print(f"verl_ext.report: {error}", file=sys.stderr)
+        return 2
+    print(table(run))
+    if not args.no_plot:
+        print(f"\nPlot: {draw(run)}")
+    return 1 if ledger_faults(run.ledger) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

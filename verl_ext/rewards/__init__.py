@@ -1,0 +1,1 @@
+"""Verifiable rewards with verl's `compute_score` signature."""

@@ -1,0 +1,150 @@
+"""Making the tiny policy and its data once, and finding them in a cache afterwards.
+
+Below the cache's root stand `policy-<hash>/` (a Hugging Face folder) and `data-<mix>-<hash>/` (train.parquet, val.parquet),
+each named by a hash of the settings it depends on. A folder appears whole or not at all, so one that is there can be used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_ext.tiny.settings import PolicySettings, TinySettings, data_key, policy_key
+
+
+@dataclass(frozen=True)
+class TinyPaths:
+    """Where the finished parts lie."""
+
+    model: Path
+    """Hugging Face folder of the pre-trained policy: loads with AutoModelForCausalLM, AutoTokenizer and vLLM."""
+    train: Path
+    """Parquet file of RL prompts, in verl's format."""
+    val: Path
+    """Parquet file of held-out prompts, in verl's format."""
+
+
+def default_cache() -> Path:
+    """$VERL_EXT_CACHE, or else ~/.cache/verl_ext."""
+    return Path(os.environ.get("VERL_EXT_CACHE") or "~/.cache/verl_ext").expanduser()
+
+
+def ensure_tiny(mix: str = "balanced", cache: str | os.PathLike | None = None) -> TinyPaths:
+    """The tiny policy and the data of a mix, made on first use.
+
+    Args:
+        mix: "balanced" or "sparse" (see verl_ext.tiny.settings.MIXES).
+        cache: folder to keep them in; None is `default_cache()`.
+
+    Raises:
+        ValueError: the mix is not known.
+    """
+    return prepare(default_cache() if cache is None else cache, TinySettings(mix=mix))
+
+
+def prepare(out_dir: str | os.PathLike, settings: TinySettings) -> TinyPaths:
+    """Make what is missing below `out_dir` for these settings, and say where everything lies.
+
+    Safe to call from several processes at once: one works, the others wait for it.
+    """
+    paths = locate(out_dir, settings)
+    paths.model.parent.mkdir(parents=True, exist_ok=True)
+    made = _make_once(paths.train.parent, lambda folder: _write_data(folder, settings))
+    made = _make_once(paths.model, lambda folder: _write_policy(folder, settings.policy)) or made
+    if not made:
+        print(f"Tiny task: policy and data found: {paths.model}, {paths.train.parent}", flush=True)
+    return paths
+
+
+def locate(out_dir: str | os.PathLike, settings: TinySettings) -> TinyPaths:
+    """Where `prepare` puts everything for these settings; makes nothing."""
+    root = Path(out_dir).expanduser().resolve()
+    label = settings.mix if settings.shares is None else "custom"
+    data = root / f"data-{label}-{data_key(settings)}"
+    return TinyPaths(
+        model=root / f"policy-{policy_key(settings.policy)}", train=data / "train.parquet", val=data / "val.parquet"
+    )
+
+
+def tiny_paths(mix: str = "balanced", cache: str | os.PathLike | None = None) -> TinyPaths:
+    """Where `ensure_tiny` puts everything; makes nothing, so that a configuration can name the paths."""
+    return locate(default_cache() if cache is None else cache, TinySettings(mix=mix))
+
+
+def _make_once(folder: Path, write: Callable[[Path], None]) -> bool:
+    """Let `write` fill a folder beside the target and rename it into place; True if that was needed."""
+    if folder.is_dir():
+        return False
+    with _locked(folder.with_name(f".{folder.name}.lock")):
+        if folder.is_dir():  # another process made it while this one waited
+            return False
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+        try:
+            write(temporary)
+            temporary.chmod(0o755)  # mkdtemp's folders are private
+            try:
+                temporary.rename(folder)
+            except OSError as error:  # only where locks do not work: another process was faster with the same content
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:  # some network file systems: the rename stays atomic, so work is only done twice
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
+        yield
+
+
+def _write_policy(folder: Path, settings: PolicySettings) -> None:
+    from verl_ext.tiny.policy import pretrain, timed_progress  # torch: only where it is needed
+    from verl_ext.tiny.tokenizer import make_tokenizer
+
+    print(
+        f"Tiny task: pre-training a {settings.num_layers}-layer Qwen2 on a sloppy adder's sums, {settings.steps} steps of "
+        f"{settings.batch_size} (once; about 2 minutes on 2 idle cores)",
+        flush=True,
+    )
+    start = time.monotonic()
+    model = pretrain(settings, timed_progress(settings.steps))
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    (folder / "tiny_settings.json").write_text(json.dumps(dataclasses.asdict(settings), indent=2) + "\n")
+    print(f"\nTiny task: policy ready after {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _write_data(folder: Path, settings: TinySettings) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from verl_ext.tiny.chain_sums import draw_prompts, verl_row
+
+    start = time.monotonic()
+    sizes = {"train": settings.train_size, "val": settings.val_size}
+    for split, size in sizes.items():
+        prompts = draw_prompts(size, settings.difficulty_shares, split == "val", settings.policy, settings.seed)
+        rows = [verl_row(digits, index, split) for index, digits in enumerate(prompts)]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    (folder / "tiny_settings.json").write_text(json.dumps(dataclasses.asdict(settings), indent=2) + "\n")
+    print(
+        f"Tiny task: wrote {settings.train_size} training and {settings.val_size} held-out prompts in "
+        f"{time.monotonic() - start:.1f} s",
+        flush=True,
+    )

@@ -1,0 +1,174 @@
+"""The training side of `collect`: rules, pool and ledger of a run, and their state beside the weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import time
+from typing import Any
+
+from transfer_queue import KVBatchMeta
+
+import verl_ext
+from verl_ext.allocation import collect
+from verl_ext.allocation.collect import Stop
+from verl_ext.allocation.groups import Fate
+from verl_ext.allocation.ledger import Ledger
+from verl_ext.allocation.pool import PromptPool
+from verl_ext.allocation.state import load_state, rng_for, save_state
+from verl_ext.training.backend import PARTITION, TransferQueueBackend
+from verl_ext.training.batch import StepBudget
+from verl_ext.training.prompts import PromptRows
+from verl_ext.training.rollout_worker import AllocatedAgentLoopManager
+from verl_ext.training.settings import AllocationSettings
+
+logger = logging.getLogger(__name__)
+
+
+class NoUpdate(Exception):
+    """A step whose rounds left too little to train on; carries the step's metrics."""
+
+    def __init__(self, reason: str, metrics: dict[str, Any]) -> None:
+        super().__init__(reason)
+        self.metrics = metrics
+
+
+class Collector:
+    """Runs `collect` once a training step and hands verl the keys of the rows to train on."""
+
+    def __init__(self, settings: AllocationSettings, budget: StepBudget, prompts: PromptRows) -> None:
+        self.settings = settings
+        self.budget = budget
+        self.prompts = prompts
+        self.stop = Stop(groups=budget.prompts, rollouts=budget.rollouts)
+        self.ledger_record: dict[str, Any] = {}
+        self.skipped_updates = 0
+        self.backend: TransferQueueBackend | None = None
+        self._start_fresh()
+
+    def _start_fresh(self) -> None:
+        seed = self.settings.seed
+        self.pool = PromptPool(self.prompts.keys, order=self.prompts.order, seed=seed)
+        self.selector = self.settings.make_selector()
+        self.allocator = self.settings.make_allocator()
+        self.downsampler = self.settings.make_downsampler()
+        self.ledger = Ledger()
+
+    def connect(self, manager: Any) -> None:
+        """Use `manager`'s workers for the rounds.
+
+        Raises:
+            TypeError: the manager cannot run rounds.
+        """
+        if not isinstance(manager, AllocatedAgentLoopManager):
+            raise TypeError(
+                f"the agent-loop manager is a {type(manager).__name__}, which cannot run rounds: "
+                f"actor_rollout_ref.rollout.agent.agent_loop_manager_class must name a subclass of "
+                f"{AllocatedAgentLoopManager.__module__}.{AllocatedAgentLoopManager.__name__}"
+            )
+        self.backend = TransferQueueBackend(manager, self.prompts, self.settings.deadline_s)
+
+    def sample(self, global_steps: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """Run the rounds of one step.
+
+        Returns:
+            Keys and tags of the rows to train on, all others being freed in TransferQueue, and the step's metrics.
+
+        Raises:
+            NoUpdate: fewer rows than mini-batches are left.
+        """
+        self.backend.begin_step(global_steps)
+        started = time.perf_counter()
+        collected = collect(
+            step=global_steps,
+            allocator=self.allocator,
+            selector=self.selector,
+            pool=self.pool,
+            downsampler=self.downsampler,
+            backend=self.backend,
+            ledger=self.ledger,
+            stop=self.stop,
+            max_rounds=self.settings.max_rounds,
+            rng=rng_for(self.settings.seed, "collect", global_steps),
+            min_group_rows=self.budget.min_group_rows,
+        )
+        collect_s = time.perf_counter() - started
+        self.backend.release(collected.dropped)
+        keys, tags = self.backend.rows(collected.kept)
+        skipped = len(keys) < self.budget.mini_batches
+        if skipped:
+            self.skipped_updates += 1
+            self.ledger.reclassify(collected.kept, Fate.TRAINED, Fate.SKIPPED)
+            self.backend.release(collected.kept)
+        else:
+            self.backend.forget(collected.kept)
+        self.ledger_record = self.ledger.step_record(global_steps)
+        metrics = {f"allocation/{name}": value for name, value in collected.metrics.items()}
+        # Plotted against, the cumulative counts have the plain names.
+        for name in ("rollouts", "tokens"):
+            metrics[f"allocation/step_{name}"] = metrics[f"allocation/{name}"]
+            metrics[f"allocation/{name}"] = metrics.pop(f"allocation/{name}_total")
+        if self.backend.round_gaps:
+            metrics["allocation/round_gap_s"] = statistics.median(self.backend.round_gaps)
+            metrics["allocation/round_gap_max_s"] = max(self.backend.round_gaps)
+        metrics["allocation/collect_s"] = collect_s
+        metrics["allocation/skipped_updates"] = self.skipped_updates
+        metrics["allocation/duplicate_prompts"] = self.prompts.duplicates
+        if skipped:
+            raise NoUpdate(
+                f"{collected.rollouts} rollouts gave {len(keys)} rows to train on, fewer than the "
+                f"{self.budget.mini_batches} mini-batches",
+                metrics,
+            )
+        return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=tags), metrics
+
+    # ------------------------------------------------ state
+
+    def _identity(self) -> dict[str, Any]:
+        """What a saved state must agree with to be of any use here."""
+        settings = self.settings
+        return {
+            "version": verl_ext.__version__,
+            "selector": settings.selector,
+            "allocator": settings.allocator,
+            "seed": settings.seed,
+            "prompts": len(self.prompts.keys),
+        }
+
+    def save(self, folder: str) -> None:
+        """Write the state of all rules, whole or not at all."""
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        state = {
+            "identity": self._identity(),
+            "pool": self.pool.state_dict(),
+            "selector": self.selector.state_dict(),
+            "allocator": self.allocator.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "skipped_updates": self.skipped_updates,
+        }
+        save_state(folder, state)
+
+    def load(self, folder: str) -> None:
+        """Restore the state saved in `folder`.
+
+        Raises:
+            ValueError: the state is of another data set, rule, seed or version; says what differs.
+        """
+        if self.settings.resume == "fresh":
+            logger.warning("allocation.resume=fresh: the rules start anew, the state in %s is not read", folder)
+            return
+        state = load_state(folder)
+        saved, own = state["identity"], self._identity()
+        differing = [name for name in own if saved.get(name) != own[name]]
+        if differing:
+            details = "; ".join(f"{name}: saved {saved.get(name)!r}, now {own[name]!r}" for name in differing)
+            raise ValueError(
+                f"the allocation state in {folder} does not fit this run ({details}); "
+                f"resume with the same settings, or set allocation.resume=fresh to start the rules anew"
+            )
+        self.pool.load_state_dict(state["pool"])
+        self.selector.load_state_dict(state["selector"])
+        self.allocator.load_state_dict(state["allocator"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.skipped_updates = state["skipped_updates"]

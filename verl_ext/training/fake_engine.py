@@ -1,0 +1,120 @@
+"""A fake engine: rollout workers whose model is a latent success rate and a length distribution.
+
+For tests of scale and faults only, and named so. Everything around the model is real: Ray actors, rounds, TransferQueue,
+the collector. Outcomes are a function of the seed, the prompt and the session, so that a run repeats.
+
+Use it in place of vLLM's rollouts with
+`actor_rollout_ref.rollout.agent.agent_loop_manager_class=verl_ext.training.fake_engine.FakeEngineManager`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+
+from verl.experimental.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+
+from verl_ext.training.rollout_worker import AllocatedAgentLoopManager, AllocatedAgentLoopWorker, GroupRequest
+
+
+@dataclass(frozen=True)
+class FakeEngineSettings:
+    """What the fake model does; read from the key `fake_engine` of the configuration where there is one."""
+
+    seed: int = 0
+    """Seed of success rates, lengths and outcomes."""
+
+    logit_mean: float = -1.2
+    """Mean of the logits of the prompts' success rates."""
+
+    logit_std: float = 5.5
+    """Their standard deviation; 5.5 gives an effective share of about a third at 8 rollouts."""
+
+    prompt_tokens: int = 8
+    """Tokens of a prompt."""
+
+    mean_tokens: float = 3.0
+    """Mean of the response's geometric length, cut at data.max_response_length."""
+
+    seconds_per_token: float = 0.0
+    """Time a session takes, a token."""
+
+    fail_share: float = 0.0
+    """Share of sessions that raise."""
+
+    unscored_share: float = 0.0
+    """Share of sessions whose reward is None."""
+
+    hang_share: float = 0.0
+    """Share of sessions that never end by themselves."""
+
+
+def latent_rate(settings: FakeEngineSettings, prompt: str) -> float:
+    """The success rate of a prompt: logistic of a normal drawn from the seed and the prompt's text."""
+    z = _rng(settings.seed, prompt).standard_normal()
+    return float(1.0 / (1.0 + np.exp(-(settings.logit_mean + settings.logit_std * z))))
+
+
+def _rng(seed: int, *parts: Any) -> np.random.Generator:
+    digest = hashlib.blake2b(repr((seed, *parts)).encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little"))
+
+
+class FakeEngineWorker(AllocatedAgentLoopWorker):
+    """A rollout worker without model, tokenizer and reward workers."""
+
+    def __init__(self, config: Any, *_: Any) -> None:
+        self.config = config
+        self.processor = None
+        self.llm_client = None
+        self.reward_loop_worker_handles = None
+        self.rollout_config = SimpleNamespace(response_length=config.data.max_response_length)
+        given = config.get("fake_engine") or {}
+        self.fake = FakeEngineSettings(**{f.name: given[f.name] for f in fields(FakeEngineSettings) if f.name in given})
+        tq.init()
+        self.background_tasks = set()
+        self._init_rounds()
+
+    async def _run_session(self, group: GroupRequest, session: int, global_steps: int) -> list[AgentLoopOutput]:
+        fake = self.fake
+        text = str(group.prompt["raw_prompt"])
+        rng = _rng(fake.seed, text, group.uid, session)
+        fate, luck = rng.random(2)
+        length = int(min(rng.geometric(1.0 / fake.mean_tokens), self.rollout_config.response_length))
+        if fake.seconds_per_token:
+            await asyncio.sleep(fake.seconds_per_token * length)
+        if fate < fake.fail_share:
+            raise RuntimeError("fake engine: this session fails")
+        if fate < fake.fail_share + fake.hang_share:
+            await asyncio.Event().wait()
+        correct = bool(luck < latent_rate(fake, text))
+        score = float(correct) if fate < 1.0 - fake.unscored_share else float("nan")
+        return [
+            AgentLoopOutput(
+                prompt_ids=[1] * fake.prompt_tokens,
+                response_ids=[2] * length,
+                response_mask=[1] * length,
+                response_logprobs=[-0.1] * length,
+                reward_score=score,
+                num_turns=2,
+                metrics=AgentLoopMetrics(),
+                extra_fields={
+                    "reward_extra_info": {"acc": correct},
+                    "min_global_steps": global_steps - 1,
+                    "max_global_steps": global_steps - 1,
+                },
+            )
+        ]
+
+
+class FakeEngineManager(AllocatedAgentLoopManager):
+    """Runs rounds on fake engines."""
+
+    worker_class = FakeEngineWorker

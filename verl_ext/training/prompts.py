@@ -1,0 +1,70 @@
+"""The training prompts as the pool sees them: rows of verl's data set under stable keys, in verl's own order."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from verl.trainer.ppo.utils import create_rl_sampler
+
+from verl_ext.allocation.pool import prompt_key
+
+logger = logging.getLogger(__name__)
+
+
+class PromptRows:
+    """Maps the rows of the pool to those of the data set; copies of a prompt are dropped, counted, and named once.
+
+    The key of a prompt is a hash of (data_source, prompt, ground truth), since `extra_info.index` is absent in some data
+    sets and a UUID in others.
+    """
+
+    def __init__(self, dataset: Any, data_config: Any) -> None:
+        self.dataset = dataset
+        self.data_config = data_config
+        table = dataset.dataframe
+        columns = table.column_names
+        prompts = table[data_config.get("prompt_key", "prompt")]
+        sources = table["data_source"] if "data_source" in columns else [""] * len(table)
+        rewards = table["reward_model"] if "reward_model" in columns else [{}] * len(table)
+        self.keys: list[str] = []
+        self.dataset_row: list[int] = []
+        first: dict[str, int] = {}
+        for row, (source, prompt, reward) in enumerate(zip(sources, prompts, rewards, strict=True)):
+            key = prompt_key(source, prompt, (reward or {}).get("ground_truth"))
+            if key in first:
+                continue
+            first[key] = len(self.keys)
+            self.keys.append(key)
+            self.dataset_row.append(row)
+        self.duplicates = len(table) - len(self.keys)
+        if self.duplicates:
+            logger.warning(
+                "%d of %d training rows repeat an earlier prompt with the same answer: each prompt is kept once",
+                self.duplicates,
+                len(table),
+            )
+        self._pool_row = np.full(len(table), -1, dtype=np.int64)
+        self._pool_row[self.dataset_row] = np.arange(len(self.keys))
+        self._orders: list[np.ndarray] = []
+        self._sampler = create_rl_sampler(data_config, dataset)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Rows of the pool in the order verl's own sampler offers them in `epoch` (0-based).
+
+        The sampler draws epoch after epoch from one generator, so earlier epochs are drawn first.
+        """
+        while len(self._orders) <= epoch:
+            rows = self._pool_row[np.fromiter(iter(self._sampler), dtype=np.int64)]
+            self._orders.append(rows[rows >= 0])
+            for old in range(len(self._orders) - 2):
+                self._orders[old] = None
+        if self._orders[epoch] is None:
+            raise ValueError(f"epoch {epoch} was already passed; the order of an epoch can be asked while it is current")
+        return self._orders[epoch]
+
+    def fetch(self, row: int) -> dict[str, Any]:
+        """The data set's fields of one prompt, as verl's data loader would give them."""
+        return dict(self.dataset[self.dataset_row[row]])

@@ -1,0 +1,204 @@
+"""The `allocation` namespace of the configuration, typed, and the checks that cross it with verl's own settings.
+
+Everything here runs before Ray starts. An error names the setting, the value seen and what is accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.allocation import make_allocator, make_downsampler, make_selector
+from verl_ext.training.batch import StepBudget
+from verl_ext.training.outcomes import OutcomeRule
+
+MODE = "allocated"
+DEFAULT_BUDGET_FACTOR = 6
+UNGROUPED_ESTIMATORS = ("gae", "reinforce_plus_plus")
+
+
+class SettingError(ValueError):
+    """A setting that cannot be, or two that contradict each other."""
+
+
+@dataclass(frozen=True)
+class StopSettings:
+    """When a step has enough."""
+
+    groups: int | None = None
+    """Groups in the batch; null: data.train_batch_size."""
+
+    rollouts: int | None = None
+    """Rollouts a step may issue; null: 6 x groups x group_size, so that dead data cannot run away."""
+
+
+@dataclass(frozen=True)
+class AllocationSettings:
+    """The whole namespace `allocation`."""
+
+    selector: dict[str, Any]
+    """Name and settings of the rule that chooses which prompts are offered."""
+
+    allocator: dict[str, Any]
+    """Name and settings of the rule that decides how many rollouts each group gets, and when."""
+
+    downsampler: dict[str, Any]
+    """Name and settings of the rule that chooses which rollouts of a group reach the update."""
+
+    stop: StopSettings = field(default_factory=StopSettings)
+    """When a step has enough."""
+
+    outcome: OutcomeRule = field(default_factory=OutcomeRule)
+    """How correctness is read from the reward."""
+
+    max_rounds: int = 8
+    """Rounds a step may take; every rule ends within them, short if need be."""
+
+    seed: int = 0
+    """Seed of all of the rules' randomness; with the data seed it makes a run's decisions repeatable."""
+
+    deadline_s: float = 3600.0
+    """Seconds after which a session that has not ended is cancelled and counted as failed."""
+
+    resume: str = "strict"
+    """strict: a saved state that does not fit this run is an error; fresh: start the rules anew beside the weights."""
+
+    def __post_init__(self) -> None:
+        _positive_int("allocation.max_rounds", self.max_rounds)
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise SettingError(f"allocation.seed={self.seed!r}: a non-negative whole number is accepted")
+        if not self.deadline_s > 0:
+            raise SettingError(f"allocation.deadline_s={self.deadline_s!r}: a positive number of seconds is accepted")
+        if self.resume not in ("strict", "fresh"):
+            raise SettingError(f"allocation.resume={self.resume!r}: accepted are strict, fresh")
+        for name, value in (("groups", self.stop.groups), ("rollouts", self.stop.rollouts)):
+            if value is not None:
+                _positive_int(f"allocation.stop.{name}", value)
+
+    @classmethod
+    def from_config(cls, config: DictConfig) -> AllocationSettings:
+        """Read `config.allocation`; unknown keys are refused by name."""
+        if config.get("allocation") is None:
+            raise SettingError("the configuration has no `allocation` namespace: start with python -m verl_ext.main_ppo")
+        raw = OmegaConf.to_container(config.allocation, resolve=True)
+        known = set(cls.__dataclass_fields__)
+        if unknown := sorted(set(raw) - known):
+            raise SettingError(f"allocation.{unknown[0]}: unknown setting; known are {', '.join(sorted(known))}")
+        raw["stop"] = _typed(StopSettings, raw.get("stop"), "allocation.stop")
+        raw["outcome"] = _typed(OutcomeRule, raw.get("outcome"), "allocation.outcome")
+        return cls(**raw)
+
+    def make_selector(self) -> Any:
+        return make_selector(**self.selector)
+
+    def make_allocator(self) -> Any:
+        return make_allocator(**self.allocator)
+
+    def make_downsampler(self) -> Any:
+        return make_downsampler(**self.downsampler)
+
+
+def _typed(cls: type, raw: dict[str, Any] | None, name: str) -> Any:
+    raw = raw or {}
+    if unknown := sorted(set(raw) - set(cls.__dataclass_fields__)):
+        raise SettingError(f"{name}.{unknown[0]}: unknown setting; known are {', '.join(cls.__dataclass_fields__)}")
+    return cls(**raw)
+
+
+def _positive_int(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SettingError(f"{name}={value!r}: a whole number of at least 1 is accepted")
+
+
+def resolve_budget(config: DictConfig, settings: AllocationSettings) -> StepBudget:
+    """The budget of a training step from the configuration.
+
+    Raises:
+        SettingError: sizes that contradict each other, by name.
+    """
+    rollout_n = config.actor_rollout_ref.rollout.n
+    train_batch_size = config.data.train_batch_size
+    actor = config.actor_rollout_ref.actor
+    allocator, downsampler = settings.make_allocator(), settings.make_downsampler()
+    group_size = allocator.settings.group_size
+    if group_size != rollout_n:
+        raise SettingError(
+            f"allocation.allocator.group_size={group_size} contradicts actor_rollout_ref.rollout.n={rollout_n}: "
+            f"leave group_size at its default (it follows rollout.n) or set both to the same number"
+        )
+    keep = getattr(downsampler.settings, "keep", None)
+    if keep is not None and keep > group_size:
+        raise SettingError(f"allocation.downsampler.keep={keep} exceeds allocation.allocator.group_size={group_size}")
+    _positive_int("data.train_batch_size", train_batch_size)
+    _positive_int("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size)
+    if train_batch_size % actor.ppo_mini_batch_size:
+        raise SettingError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} does not divide "
+            f"data.train_batch_size={train_batch_size}: their quotient is the number of mini-batches a step"
+        )
+    groups = settings.stop.groups or train_batch_size
+    budget = StepBudget(
+        prompts=groups,
+        group_size=group_size,
+        rollouts=settings.stop.rollouts or DEFAULT_BUDGET_FACTOR * groups * group_size,
+        rows_per_group=min(keep or group_size, group_size),
+        mini_batches=train_batch_size // actor.ppo_mini_batch_size,
+        ppo_epochs=actor.ppo_epochs,
+        ranks=config.trainer.n_gpus_per_node * config.trainer.nnodes,
+        min_group_rows=1 if config.algorithm.adv_estimator in UNGROUPED_ESTIMATORS else 2,
+    )
+    if budget.rollouts < group_size:
+        raise SettingError(
+            f"allocation.stop.rollouts={budget.rollouts} is less than one group of "
+            f"allocation.allocator.group_size={group_size}"
+        )
+    return budget
+
+
+def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
+    """All checks that need no cluster: contradictions between `allocation` and verl's settings are refused by name."""
+    mode = config.trainer.v1.trainer_mode
+    if not config.trainer.use_v1:
+        raise SettingError("trainer.use_v1=False: allocation works in verl's V1 trainer only")
+    if mode != MODE:
+        raise SettingError(
+            f"trainer.v1.trainer_mode={mode}: allocation decides in rounds within a step and is not available in it; "
+            f"accepted is {MODE} (or start verl's own python -m verl.trainer.main_ppo)"
+        )
+    settings = AllocationSettings.from_config(config)
+    settings.make_selector()
+    budget = resolve_budget(config, settings)
+
+    reward_model = config.reward.reward_model
+    if reward_model.enable and not reward_model.enable_resource_pool:
+        raise SettingError(
+            "reward.reward_model.enable=True without reward.reward_model.enable_resource_pool: a colocated reward model "
+            "scores after sampling, so that no rule would see an outcome; use a rule-based reward or a resource pool"
+        )
+    filter_groups = config.algorithm.get("filter_groups")
+    if filter_groups is not None and filter_groups.enable:
+        raise SettingError(
+            "algorithm.filter_groups.enable=True: filtering is the allocator's work here; "
+            "choose allocation/allocator=dynamic_sampling"
+        )
+    if config.trainer.v1.sampler.get("custom_sampler") and config.trainer.v1.sampler.custom_sampler.get("path"):
+        raise SettingError("trainer.v1.sampler.custom_sampler.path is set: allocation brings its own sampler")
+    if config.get("distillation") is not None and config.distillation.get("enabled", False):
+        raise SettingError("distillation.enabled=True: on-policy distillation is not supported together with allocation")
+    if config.algorithm.adv_estimator in ("remax",):
+        raise SettingError(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator}: needs a greedy rollout a prompt, "
+            f"which no rule issues; accepted are grpo, rloo, reinforce_plus_plus, gae and their kin"
+        )
+    capacity = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.total_storage_size")
+    if capacity is not None and OmegaConf.select(config, "transfer_queue.backend.storage_backend") == "SimpleStorage":
+        # Padding rows and a validation pass share the storage with the step's rollouts.
+        needed = budget.rollouts + budget.ranks * budget.mini_batches
+        if needed > capacity:
+            raise SettingError(
+                f"transfer_queue.backend.SimpleStorage.total_storage_size={capacity} is too small for a step of up to "
+                f"{needed} rows (allocation.stop.rollouts={budget.rollouts} plus padding)"
+            )
+    return settings, budget

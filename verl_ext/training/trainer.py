@@ -1,0 +1,215 @@
+"""Trainer mode `allocated`: verl's synchronous V1 trainer whose training batches come from `collect`.
+
+What is verl's stays verl's: fit, validation, log-probs, advantages, saving, logging. What is ours: where the batch comes
+from, how its rows are laid out (a fixed number of mini-batches), the way through a step that makes no update, and the
+state of the rules beside the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+
+from verl.protocol import DataProtoFuture
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+
+from verl_ext.training.batch import spread_padding
+from verl_ext.training.collector import Collector, NoUpdate
+from verl_ext.training.prompts import PromptRows
+from verl_ext.training.run_folder import RunFolder
+from verl_ext.training.settings import MODE, check_config
+
+logger = logging.getLogger(__name__)
+logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+
+
+class AllocatedReplayBuffer(ReplayBuffer):
+    """verl's replay buffer for validation; a training sample runs the rounds of one step."""
+
+    collector: Collector | None = None
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        if partition_id != "train":
+            return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        return self.collector.sample(global_steps)
+
+
+@register_trainer(MODE)
+class PPOTrainerAllocated(PPOTrainerSync):
+    """verl's synchronous trainer with rollouts allocated by rules."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.settings, self.budget = check_config(config)
+        super().__init__(config)
+        # verl asks in five places whether the mode is called "sync", and otherwise assumes an asynchronous one.
+        self.trainer_mode = "sync"
+        self.run_folder = RunFolder(config.trainer.default_local_dir, config)
+        self.collector: Collector | None = None
+
+    # ------------------------------------------------ where batches come from
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        sampler = self.config.trainer.v1.sampler
+        return AllocatedReplayBuffer(
+            trainer_mode="sync",
+            trainer_config=self.config.trainer.v1.get("sync", {}),
+            max_off_policy_threshold=sampler.max_off_policy_threshold,
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+            # Only validation still polls; its rollouts take seconds, not minutes, on a small model.
+            poll_interval=0.1,
+        )
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if self.steps_per_epoch == 0:
+            raise ValueError(
+                f"data.train_files holds {len(self.train_dataset)} usable prompts, fewer than "
+                f"data.train_batch_size={self.config.data.train_batch_size}"
+            )
+        # verl's loop ends with its epochs without saving or validating: let the last step know that it is the last.
+        reachable = self.steps_per_epoch * self.config.trainer.total_epochs
+        if self.total_training_steps > reachable:
+            logger.warning(
+                "trainer.total_training_steps=%d is more than trainer.total_epochs=%d allow: %d steps are made",
+                self.total_training_steps,
+                self.config.trainer.total_epochs,
+                reachable,
+            )
+            self.total_training_steps = reachable
+            with open_dict(self.config):
+                self.config.actor_rollout_ref.actor.optim.total_training_steps = reachable
+                if self.use_critic:
+                    self.config.critic.optim.total_training_steps = reachable
+        self.prompts = PromptRows(self.train_dataset, self.config.data)
+        self.collector = Collector(self.settings, self.budget, self.prompts)
+        self.replay_buffer.collector = self.collector
+        logger.info("allocation: %s", self.budget.describe())
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        self.collector.connect(agent_loop_manager)
+        self.run_folder.keep_until(self.global_steps)
+        super().fit(agent_loop_manager)
+
+    def on_validate_begin(self) -> None:
+        super().on_validate_begin()
+        self.run_folder.restore_metrics(self.logger)
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self.run_folder.restore_metrics(self.logger)
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Nothing is sent ahead: the rules ask for what they need when the step samples."""
+        return {}
+
+    # ------------------------------------------------ a step, also one without an update
+
+    def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
+        try:
+            return super()._step_once(metrics, timing_raw, sample_batch_size)
+        except NoUpdate as skipped:
+            logger.warning("step %d makes no update: %s", self.global_steps, skipped)
+            metrics.update(skipped.metrics)
+            self.on_sample_end()
+            return KVBatchMeta(partition_id="train", keys=[], tags=[])
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
+        if batch.keys:
+            super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        else:
+            metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
+            metrics.update({f"timing_s/{name}": seconds for name, seconds in timing_raw.items()})
+        self.run_folder.end_step(self.collector.ledger_record, metrics, global_steps, self.total_training_steps)
+
+    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict, rollout_data_dir: str) -> None:
+        if batch.keys:
+            super()._log_rollout_data(batch, timing_raw, rollout_data_dir)
+
+    # ------------------------------------------------ rows, ranks and mini-batches
+
+    def _critic_mini_batches(self) -> int:
+        return self.config.data.train_batch_size // self.config.critic.ppo_mini_batch_size
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        multiple = self.budget.mini_batches
+        if self.use_critic:
+            multiple = int(np.lcm(multiple, self._critic_mini_batches()))
+        return dp_size * multiple
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, logging_prefix="global_seqlen", keep_minibatch=False):
+        rows = len(batch)
+        batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
+        padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        batch.reorder(spread_padding(padding, ranks, self._get_required_batch_multiple(ranks) // ranks))
+        metrics["allocation/pad_share"] = 1.0 - rows / len(batch)
+        metrics["allocation/rows"] = rows
+        self._real_rows = rows
+        return batch
+
+    def _update_info(self, mini_batches: int, part: DictConfig) -> dict[str, Any]:
+        """What `train_mini_batch` needs; a fixed number of mini-batches, losses scaled by the rows that are real."""
+        return {
+            "global_batch_size": self._real_rows / mini_batches,
+            "num_mini_batch": mini_batches,
+            "epochs": part.ppo_epochs,
+            "seed": part.data_loader_seed,
+            "dataloader_kwargs": {"shuffle": part.shuffle},
+            "temperature": self.config.actor_rollout_ref.rollout.temperature,
+        }
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """verl 0.9.1's own, but for the number of mini-batches (no distillation, which is refused at start)."""
+        actor = self.config.actor_rollout_ref.actor
+        batch.extra_info.update(
+            self._update_info(self.budget.mini_batches, actor),
+            calculate_entropy=actor.calculate_entropy or actor.entropy_coeff != 0.0,
+            distillation_use_topk=False,
+            distillation_only=False,
+        )
+        output: TensorDict = self.actor_rollout_wg.update_actor(batch)
+        output = rename_dict(output["metrics"], "actor/")
+        output["perf/mfu/actor"] = output.pop("actor/mfu")
+        # Gradient norms come one an optimizer step: their number is the number of steps made.
+        metrics["allocation/optimizer_steps"] = len(np.atleast_1d(output["actor/grad_norm"]))
+        metrics.update(reduce_metrics(output))
+        return batch
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """verl 0.9.1's own, but for the number of mini-batches."""
+        batch.extra_info.update(self._update_info(self._critic_mini_batches(), self.config.critic))
+        output: DataProtoFuture = self.critic_wg.train_mini_batch(batch)
+        output = rename_dict(output.get()["metrics"], "critic/")
+        output["perf/mfu/critic"] = output.pop("critic/mfu")
+        metrics.update(reduce_metrics(output))
+        return batch
+
+    # ------------------------------------------------ state
+
+    def _save_checkpoint(self) -> None:
+        # verl ends its save by writing the tracker file that makes the folder count: ours must be whole before.
+        folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+        self.collector.save(os.path.join(folder, "allocation"))
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps == 0:
+            return
+        if self.config.trainer.resume_mode == "resume_path":
+            folder = self.config.trainer.resume_from_path
+        else:
+            folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+        self.collector.load(os.path.join(folder, "allocation"))
