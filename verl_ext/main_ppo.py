@@ -15,8 +15,8 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.platform import CpuPlatformError, VersionError, activate_cpu_platform, check_versions, run_guard
-from verl_ext.tiny.prepare import ensure_tiny, tiny_paths
-from verl_ext.training.settings import MODE, AllocationSettings, SettingError, check_config
+from verl_ext.tiny.store import ensure_tiny, tiny_paths
+from verl_ext.training.settings import AllocationSettings, SettingError, check_config
 
 ASYNC_MODES = ("colocate_async", "separate_async")
 

@@ -4,10 +4,11 @@ from .allocators import Allocator, AllocatorSettings, sara_verdicts
 from .collect import Backend, Collected, Stop, collect
 from .context import StepContext
 from .downsampling import DownSampler, max_variance_mask, max_variance_subset
+from .downsampling_others import max_reward_subset, percentile_subset
 from .groups import Fate, Group, Outcome, Request, RoundError, Verdict
 from .ledger import Ledger, LedgerError
 from .pool import PromptPool, prompt_key
-from .posterior import abandonment_point, effective_probability, expected_variance
+from .posterior import abandonment_point, effective_probability, expected_variance, spread_probability
 from .registry import (
     make_allocator,
     make_downsampler,
@@ -19,6 +20,8 @@ from .registry import (
 from .selectors import Selector, SelectorSettings
 from .settings import SettingError
 from .state import StateError, load_state, rng_for, save_state
+from .statistics import GroupStatistics, group_statistics, normalised_over, reward_statistics
+from .waiting import pack_groups, unpack_groups
 
 __all__ = [
     "Allocator",
@@ -28,6 +31,7 @@ __all__ = [
     "DownSampler",
     "Fate",
     "Group",
+    "GroupStatistics",
     "Ledger",
     "LedgerError",
     "Outcome",
@@ -45,17 +49,25 @@ __all__ = [
     "collect",
     "effective_probability",
     "expected_variance",
+    "group_statistics",
     "load_state",
     "make_allocator",
     "make_downsampler",
     "make_selector",
+    "max_reward_subset",
     "max_variance_mask",
     "max_variance_subset",
+    "normalised_over",
+    "pack_groups",
+    "percentile_subset",
     "prompt_key",
     "register_allocator",
     "register_downsampler",
     "register_selector",
+    "reward_statistics",
     "rng_for",
     "sara_verdicts",
     "save_state",
+    "spread_probability",
+    "unpack_groups",
 ]

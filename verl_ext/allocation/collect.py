@@ -22,6 +22,7 @@ from .ledger import Ledger
 from .pool import PromptPool
 from .selectors.base import Selector
 from .settings import require
+from .statistics import GroupStatistics, group_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,9 @@ class Collected:
     """All groups of the step, with verdicts and fates."""
     waiting: list[Group] = field(default_factory=list)
     """Groups kept for a later step."""
+    statistics: dict[str, GroupStatistics] = field(default_factory=dict)
+    """By uid of ``groups``, over all scored rollouts of the group, also those that do not reach the update: what
+    ``normalise_over: group`` puts into the advantage."""
 
 
 def collect(
@@ -95,6 +99,7 @@ def collect(
     max_rounds: int = 8,
     rng: np.random.Generator,
     min_group_rows: int = 2,
+    policy_version: int | None = None,
 ) -> Collected:
     """Collect one step's batch in at most ``max_rounds`` rounds.
 
@@ -106,6 +111,8 @@ def collect(
         step: number of the step; with the order of admission it makes the groups' uids, so it must never repeat.
         rng: for ties and for the down-sampler, e.g. ``rng_for(seed, "collect", step)``.
         min_group_rows: a group of which fewer scored rollouts are kept is not trained on (fate filtered).
+        policy_version: version of the weights that generate in this step, from which the lag of waiting groups is
+            counted; None: ``step - 1``, one update a step.
 
     Raises:
         SettingError: the budget is below one group.
@@ -117,7 +124,8 @@ def collect(
     require(max_rounds >= 1, "max_rounds", max_rounds, "an integer of 1 or more")
     require(budget >= allocator.group_size, "stop.rollouts", budget, f"at least group_size={allocator.group_size}")
     start = time.perf_counter()
-    ctx = StepContext(step, selector, ledger, stop.groups, budget, max_rounds, rng)
+    version = step - 1 if policy_version is None else policy_version
+    ctx = StepContext(step, selector, ledger, stop.groups, budget, max_rounds, rng, pool, version)
     try:
         rounds, gaps, generating = _rounds(ctx, allocator, selector, pool, backend)
         collected = _finish(ctx, allocator, selector, pool, downsampler, ledger, rounds, min_group_rows)
@@ -136,9 +144,10 @@ def _rounds(
     ctx: StepContext, allocator: Allocator, selector: Selector, pool: PromptPool, backend: Backend
 ) -> tuple[int, list[float], float]:
     pool.begin_step()
-    selector.begin_step(ctx.step, pool)
     ctx.round = 1
-    allocator.begin_step(ctx)
+    allocator.begin_step(ctx)  # first, so that the selector finds the prompts of waiting groups out of reach
+    selector.begin_step(ctx.step, pool)
+    ctx.budget = min(ctx.budget, max(0, selector.step_budget(ctx.target_groups, allocator.group_size, ctx.budget)))
     gaps: list[float] = []
     generating, back = 0.0, None
     for number in range(1, ctx.max_rounds + 1):
@@ -176,6 +185,8 @@ def _finish(
 ) -> Collected:
     for group in ctx.groups:
         successes, trials = group._observed
+        if group.born != ctx.step and group.trials == trials:
+            continue  # it waited, and nothing new was seen of it
         selector.observe(group.prompt, group.successes - successes, group.trials - trials, allocator.group_size)
         group._observed = (group.successes, group.trials)
     selector.end_step()
@@ -191,7 +202,7 @@ def _finish(
     batch_ids, waiting_ids = {group.uid for group in batch}, {group.uid for group in waiting}
     for group in batch:
         sessions = set(downsampler.select(group, ctx.rng))
-        chosen = [outcome for outcome in group.outcomes if outcome.session in sessions and outcome.correct is not None]
+        chosen = [outcome for outcome in group.trainable if outcome.session in sessions]
         if len(chosen) < min_group_rows:
             group.fate = Fate.FILTERED
             _sort(group, Fate.FILTERED, by_fate, dropped)
@@ -200,7 +211,8 @@ def _finish(
         trained.append(group)
         kept.extend(chosen)
         by_fate[Fate.TRAINED].extend(chosen)
-        rest = [outcome for outcome in group.outcomes if outcome.session not in sessions or outcome.correct is None]
+        taken = {outcome.session for outcome in chosen}
+        rest = [outcome for outcome in group.outcomes if outcome.session not in taken]
         _sort(group, Fate.DOWN_SAMPLED, by_fate, dropped, rest)
     for group in ctx.groups:
         if group.uid not in batch_ids and group.uid not in waiting_ids:
@@ -208,8 +220,8 @@ def _finish(
             _sort(group, group.fate, by_fate, dropped)
         if group.verdict is Verdict.RETIRE:
             pool.retire(group.prompt)
-        elif group.verdict is Verdict.DEFER:
-            pool.defer(group.prompt)
+        elif group.verdict is Verdict.DEFER and pool.offered(group.prompt):
+            pool.defer(group.prompt)  # unless the next epoch has begun since
     for fate, outcomes in by_fate.items():
         ledger.settle(outcomes, fate)
     ledger.check()
@@ -227,6 +239,7 @@ def _finish(
         metrics=_metrics(ctx, allocator, selector, pool, ledger, trained, by_fate, rounds, short_by, len(waiting)),
         started=ctx.groups,
         waiting=waiting,
+        statistics={group.uid: group_statistics(group) for group in trained},
     )
 
 
@@ -274,7 +287,10 @@ def _warn(ctx: StepContext, pool: PromptPool, rounds: int, trained: int) -> None
     elif rounds >= ctx.max_rounds:
         why = f"allocation.max_rounds={ctx.max_rounds} is used up"
     else:
-        why = f"{ctx.budget_left} of allocation.stop.rollouts={ctx.budget} are left"
+        why = (
+            f"{ctx.budget_left} of the step's {ctx.budget} rollouts are left "
+            "(allocation.stop.rollouts, or the selector's share if less)"
+        )
     mixed = sum(group.mixed for group in ctx.groups)
     unscored = sum(group.returned - group.trials for group in ctx.groups)
     logger.warning(
@@ -295,13 +311,14 @@ def _metrics(
     short_by: int,
     waiting: int,
 ) -> dict[str, float]:
-    started = len(ctx.groups)
+    fresh = [group for group in ctx.groups if group.born == ctx.step]
+    started = len(fresh)
     metrics = {
         "effective_share": sum(group.mixed for group in trained) / len(trained) if trained else 0.0,
         "groups": float(len(trained)),
         "groups_started": float(started),
         "groups_waiting": float(waiting),
-        "mixed_share": sum(group.mixed for group in ctx.groups) / started if started else 0.0,
+        "mixed_share": sum(group.mixed for group in fresh) / started if started else 0.0,
         "short_by": float(short_by),
         "rounds": float(rounds),
         "rollouts": float(ctx.issued),

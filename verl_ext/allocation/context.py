@@ -8,6 +8,7 @@ import numpy as np
 
 from .groups import Group, Outcome, Request, RoundError
 from .ledger import Ledger
+from .pool import PromptPool
 from .selectors.base import Selector
 
 
@@ -23,15 +24,19 @@ class StepContext:
         budget: int,
         max_rounds: int,
         rng: np.random.Generator,
+        pool: PromptPool | None = None,
+        policy_version: int = 0,
     ) -> None:
         self.step = step
+        self.policy_version = policy_version
+        """Version of the weights that generate in this step."""
         self.round = 0
         """Number of the current round, from 1."""
         self.max_rounds = max_rounds
         self.target_groups = target_groups
         """Groups wanted in the batch."""
         self.budget = budget
-        """Rollouts the step may issue."""
+        """Rollouts the step may issue: what ``stop`` allows, or less where the selector has a budget of its own."""
         self.issued = 0
         """Rollouts issued so far in the step."""
         self.groups: list[Group] = []
@@ -43,6 +48,7 @@ class StepContext:
         """The ledger's response tokens when the step began."""
         self._selector = selector
         self._ledger = ledger
+        self._pool = pool
         self._by_uid: dict[str, Group] = {}
         self._prompts: set[int] = set()
         self._fresh = 0
@@ -71,16 +77,25 @@ class StepContext:
         self.exhausted = len(rows) < n
         fresh = []
         for row in rows:
-            group = Group(f"s{self.step}g{self._fresh}", int(row), self.step)
+            group = Group(f"s{self.step}g{self._fresh}", int(row), self.step, version=self.policy_version)
             self._fresh += 1
             self._add(group)
             fresh.append(group)
         return fresh
 
     def resume(self, group: Group) -> None:
-        """Take up a group that waited: its rollouts are undecided again, its fate is this step's."""
+        """Take up a group that waited: its rollouts are undecided again, its fate is this step's.
+
+        Its prompt is not offered in this step.
+        """
         self._add(group)
         self._ledger.unwait(group.outcomes)
+        if self._pool is not None:
+            self._pool.hold(group.prompt)
+
+    def lag(self, group: Group) -> int:
+        """Versions of the weights since the group's prompt was offered."""
+        return self.policy_version - group.version
 
     def request(self, group: Group, n: int) -> Request:
         """``n`` more rollouts of a group of this step."""
@@ -111,6 +126,8 @@ class StepContext:
             group.requested += request.n
         self.issued += total
         self._ledger.issue(total)
+        for request in requests:
+            self._selector.issued(request.group.prompt, request.n)
         return total
 
     def record(self, outcomes: Sequence[Outcome]) -> None:

@@ -6,7 +6,7 @@ PODS, "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,9 @@ class KeepSettings:
 
     keep: int
     """Rollouts of a group that reach the update (m); a group with no more than that is kept whole."""
+    normalise_over: Literal["selected", "group"] = "selected"
+    """Whose mean and standard deviation the advantage uses: ``selected``, of the rollouts kept (as PODS; a group's
+    advantages sum to zero); ``group``, of all scored rollouts of the group."""
 
     def __post_init__(self) -> None:
         require(self.keep >= 2, "downsampler.keep", self.keep, "an integer of 2 or more")
@@ -45,7 +48,7 @@ class DownSampler:
         return getattr(self.settings, "keep", None)
 
     def select(self, group: Group, rng: np.random.Generator | None = None) -> list[int]:
-        """Sessions kept, in order. Only scored outcomes may be kept."""
+        """Sessions kept, in order, of ``group.trainable``."""
         raise NotImplementedError
 
 
@@ -54,7 +57,7 @@ class KeepAll(DownSampler):
     """Every scored rollout."""
 
     def select(self, group: Group, rng: np.random.Generator | None = None) -> list[int]:
-        return [outcome.session for outcome in group.outcomes if outcome.correct is not None]
+        return [outcome.session for outcome in group.trainable]
 
 
 @register_downsampler("max_variance")
@@ -64,7 +67,7 @@ class MaxVariance(DownSampler):
     Settings = KeepSettings
 
     def select(self, group: Group, rng: np.random.Generator | None = None) -> list[int]:
-        scored = [outcome for outcome in group.outcomes if outcome.correct is not None]
+        scored = group.trainable
         if len(scored) <= self.settings.keep:
             return [outcome.session for outcome in scored]
         kept = max_variance_subset([outcome.score for outcome in scored], self.settings.keep, rng)

@@ -6,6 +6,7 @@ Counts here are of sessions: one session is one rollout, even where it yields se
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -134,7 +135,10 @@ class Group:
     """Scored outcomes that are correct."""
     trials: int = 0
     """Scored outcomes."""
+    version: int = 0
+    """Version of the weights when the prompt was offered."""
     _told: int = field(default=0, repr=False)  # bit per session, so that a repeat is seen in constant time
+    _aside: int = field(default=0, repr=False)  # bit per session that is not to be trained on
     _observed: tuple[int, int] = field(default=(0, 0), repr=False)  # what the selector has already been shown
 
     def __post_init__(self) -> None:
@@ -190,6 +194,16 @@ class Group:
     def saturated(self) -> bool:
         """At least one scored outcome and all alike."""
         return self.trials > 0 and (self.successes == 0 or self.successes == self.trials)
+
+    def set_aside(self, sessions: Iterable[int]) -> None:
+        """These sessions count in the group's statistics but are never trained on (fate down_sampled)."""
+        for session in sessions:
+            self._aside |= 1 << session
+
+    @property
+    def trainable(self) -> list[Outcome]:
+        """Scored outcomes that were not set aside: what a down-sampler chooses from."""
+        return [o for o in self.outcomes if o.correct is not None and not self._aside >> o.session & 1]
 
     def missing(self) -> list[int]:
         """Sessions asked for that have not come back, by number."""

@@ -43,7 +43,8 @@ class PromptPool:
 
     An epoch ends when every prompt that is neither retired nor deferred was offered once; a draw that crosses the
     edge goes on in the next epoch's order. No prompt is offered twice in a step, also across the edge: one that the
-    new epoch's order puts first stays first in line for the next step.
+    new epoch's order puts first stays first in line for the next step. Where a selector offers some prompts again and
+    leaves out others, an epoch ends after as many offers, or deferred prompts would never come back.
 
     Args:
         keys: one key a row, all different.
@@ -81,18 +82,20 @@ class PromptPool:
         self._deferred = np.zeros(size, bool)
         self._offered = np.zeros(size, bool)
         self._in_step = np.zeros(size, bool)
+        self._held = np.zeros(size, bool)
         self.epoch = 0
         """Number of the current epoch, from 0."""
         self._order: np.ndarray | None = None
         self._cursor = 0  # all rows before it in the order are done with for this epoch
+        self._again = 0  # offers of prompts that this epoch had offered already
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def begin_step(self) -> None:
         """Forget which prompts the last step was offered."""
-        self._in_step[:] = False
-        if not self._open().any() and not self.all_retired:
+        self._in_step[:] = self._held[:] = False
+        if self._again >= self._open().sum() and not self.all_retired:
             self._next_epoch()
 
     def take(self, n: int) -> list[int]:
@@ -103,7 +106,7 @@ class PromptPool:
             taken.extend(rows)
             if len(taken) == n:
                 break
-            if not rows and (self._open().any() or not self._fresh_next_epoch().any()):
+            if not rows and ((self._open() & ~self._held).any() or not self._fresh_next_epoch().any()):
                 break  # what is left was offered in this step already, or nothing is left at all
             if not rows:
                 self._next_epoch()
@@ -119,7 +122,16 @@ class PromptPool:
             if self._retired[row] or self._deferred[row] or self._in_step[row]:
                 why = "retired" if self._retired[row] else "deferred" if self._deferred[row] else "offered in this step"
                 raise ValueError(f"prompt pool: row {row} is {why} and cannot be offered")
+            self._again += bool(self._offered[row])
             self._offered[row] = self._in_step[row] = True
+
+    def hold(self, row: int) -> None:
+        """A prompt whose group waited is in hand: not offered in this step, and no reason to keep an epoch open."""
+        self._in_step[row] = self._held[row] = True
+
+    def offered(self, row: int) -> bool:
+        """Whether the prompt was offered in the current epoch."""
+        return bool(self._offered[row])
 
     def retire(self, row: int) -> None:
         """Take a prompt out for good."""
@@ -161,6 +173,7 @@ class PromptPool:
             "order": self._order_digest(),
             "epoch": self.epoch,
             "cursor": self._cursor,
+            "again": self._again,
             "retired": np.packbits(self._retired),
             "deferred": np.packbits(self._deferred),
             "offered": np.packbits(self._offered),
@@ -172,7 +185,7 @@ class PromptPool:
         Raises:
             StateError: keys differ, or the prompts or their order are not those the state was saved with.
         """
-        check_keys("pool", state, ("keys", "order", "epoch", "cursor", "retired", "deferred", "offered"))
+        check_keys("pool", state, ("keys", "order", "epoch", "cursor", "again", "retired", "deferred", "offered"))
         check_same("pool", state, keys=self._keys_digest)
         epoch, order = self.epoch, self._order
         self.epoch, self._order = int(state["epoch"]), None
@@ -181,10 +194,10 @@ class PromptPool:
         except Exception:
             self.epoch, self._order = epoch, order
             raise
-        self._cursor = int(state["cursor"])
+        self._cursor, self._again = int(state["cursor"]), int(state["again"])
         for name, mask in (("retired", self._retired), ("deferred", self._deferred), ("offered", self._offered)):
             mask[:] = np.unpackbits(np.asarray(state[name], np.uint8), count=len(self)).astype(bool)
-        self._in_step[:] = False
+        self._in_step[:] = self._held[:] = False
 
     def _scan(self, n: int) -> list[int]:
         """Take up to ``n`` rows of the current epoch and move the cursor up to the first row not done with."""
@@ -215,7 +228,7 @@ class PromptPool:
 
     def _next_epoch(self) -> None:
         self.epoch += 1
-        self._cursor, self._order = 0, None
+        self._cursor, self._again, self._order = 0, 0, None
         self._offered[:] = False
         self._deferred[:] = False
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from scipy.special import betaln
+from scipy.special import betaln, gammaln
 
 # Up to this many factors the product is summed term by term, which keeps the relative accuracy of small results.
 _MOST_TERMS = 512
@@ -77,6 +77,71 @@ def expected_variance(alpha: Any, beta: Any) -> np.ndarray | float:
     total = a + b
     result = (a / total) * (b / (total + 1))
     return float(result) if np.ndim(result) == 0 else result
+
+
+def spread_probability(
+    counts: Any, group_size: Any, levels: Any, tolerance: float = 0.0, concentration: Any = 1.0
+) -> np.ndarray | float:
+    """Probability that the scores of a group of ``group_size`` end up spread over more than ``tolerance``.
+
+    The counterpart of :func:`effective_probability` for graded scores: a score takes one of C levels v_1 < ... < v_C,
+    with probabilities that are Dirichlet(concentration) before any rollout and Dirichlet(concentration + counts) after
+    (derived here). A group is not spread if its scores lie in one window W_i = {v_j: v_i <= v_j <= v_i + tolerance}.
+    By the lowest level i that occurs, with m = k - n rollouts to come and a = concentration + counts,
+
+        p = 1 - sum_i [ P(all m in W_i) - (P(all m in W_i without v_i) if counts_i = 0) ]
+        P(all m in W) = prod_{j < m} (a_W + j) / (a + j),   a_W and a the sums over W and over all levels,
+
+    over the i at or below the lowest level seen whose window reaches the highest seen. 1 where the scores are spread
+    already. Two levels and tolerance 0 give :func:`effective_probability`.
+
+    Args:
+        counts: (..., C), scored rollouts by level.
+        group_size: k, broadcast against the leading axes.
+        levels: (C,), rising.
+        tolerance: a spread (highest - lowest) no larger than this is none, up to 1e-9.
+        concentration: prior pseudo-counts, (C,) or one number for each level.
+
+    Returns:
+        float64 of the leading shape; a Python float for a single group.
+
+    Raises:
+        ValueError: counts that are no whole numbers of 0 or more or exceed ``group_size``; levels that do not rise;
+            a negative tolerance; or pseudo-counts that are not finite and positive.
+    """
+    counts, size = _whole("counts", counts), _whole("group_size", group_size)
+    levels = np.asarray(levels, np.float64)
+    if levels.ndim != 1 or counts.ndim < 1 or counts.shape[-1] != len(levels) or not (np.diff(levels) > 0).all():
+        raise ValueError(f"levels={levels.tolist()}, counts of shape {counts.shape}; accepted: rising, (..., levels)")
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance={tolerance}; accepted: a number of 0 or more")
+    n = counts.sum(axis=-1)
+    n, size = np.broadcast_arrays(n, size)
+    if (counts < 0).any() or (n > size).any() or (size < 1).any():
+        raise ValueError(f"counts of up to {n.max()} rollouts; accepted: 0 or more, in all at most group_size >= 1")
+    counts = np.broadcast_to(counts, (*n.shape, len(levels)))
+    after = counts + _positive("concentration", concentration)
+    total, more = after.sum(axis=-1), size - n
+    width = float(tolerance) + 1e-9
+    seen = counts > 0
+    lowest = np.where(seen.any(axis=-1), seen.argmax(axis=-1), len(levels))
+    highest = np.where(seen.any(axis=-1), len(levels) - 1 - seen[..., ::-1].argmax(axis=-1), -1)
+    same = np.zeros(n.shape)
+    for i in range(len(levels)):
+        last = int(np.searchsorted(levels, levels[i] + width, side="right")) - 1
+        within = _all_in(after[..., i : last + 1].sum(axis=-1), total, more)
+        without = np.where(seen[..., i], 0.0, _all_in(after[..., i + 1 : last + 1].sum(axis=-1), total, more))
+        same += np.where((i <= lowest) & (highest <= last), within - without, 0.0)
+    spread = levels[highest] - levels[np.minimum(lowest, len(levels) - 1)] > width
+    result = np.where(spread, 1.0, np.clip(1.0 - same, 0.0, 1.0))
+    return float(result) if result.ndim == 0 else result
+
+
+def _all_in(part: np.ndarray, total: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """prod_{j < more} (part + j) / (total + j); 1 for an empty product, 0 for a part of nothing."""
+    some = np.maximum(part, 1e-300)
+    log = gammaln(some + more) - gammaln(some) - gammaln(total + more) + gammaln(total)
+    return np.where(more == 0, 1.0, np.where(part > 0, np.exp(log), 0.0))
 
 
 def abandonment_point(group_size: int, tau: float | Fraction, alpha: float = 1.0, beta: float = 1.0) -> tuple[int, int]:

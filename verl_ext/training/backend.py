@@ -11,6 +11,7 @@ import transfer_queue as tq
 from verl_ext.allocation.groups import Outcome, Request
 from verl_ext.training.prompts import PromptRows
 from verl_ext.training.rollout_worker import AllocatedAgentLoopManager, GroupRequest
+from verl_ext.training.waiting_rows import Row, load_rows, save_rows
 
 logger = logging.getLogger(__name__)
 
@@ -20,15 +21,17 @@ PARTITION = "train"
 class TransferQueueBackend:
     """One synchronous round at a time; remembers keys and tags of the rollouts of the step, never their tokens."""
 
-    def __init__(self, manager: AllocatedAgentLoopManager, prompts: PromptRows, deadline_s: float) -> None:
-        self.manager = manager
+    manager: AllocatedAgentLoopManager
+
+    def __init__(self, prompts: PromptRows, deadline_s: float) -> None:
         self.prompts = prompts
         self.deadline_s = deadline_s
         self.global_steps = 0
         self.round_gaps: list[float] = []
         """Seconds from the last rollout of a round scored to the workers' start on the next, in this step."""
         self._last_scored_at = 0.0
-        self._rows: dict[tuple[str, int], list[tuple[str, dict[str, Any]]]] = {}
+        self._rows: dict[tuple[str, int], list[Row]] = {}
+        self._prompt: dict[str, int] = {}
 
     def begin_step(self, global_steps: int) -> None:
         """The rollouts from here on belong to this training step."""
@@ -38,6 +41,7 @@ class TransferQueueBackend:
 
     def generate(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run one round; every session asked for comes back, as an outcome or as a failure."""
+        self._prompt |= {request.group.uid: request.group.prompt for request in requests}
         groups = [
             GroupRequest(request.group.uid, request.first, request.n, self.prompts.fetch(request.group.prompt))
             for request in requests
@@ -75,12 +79,26 @@ class TransferQueueBackend:
         """The rows of these rollouts are the trainer's now: it clears them after the step."""
         for outcome in outcomes:
             self._rows.pop((outcome.group, outcome.session), None)
+            self._prompt.pop(outcome.group, None)
 
     def release(self, outcomes: Sequence[Outcome]) -> int:
         """Free the rows of these rollouts in TransferQueue; returns how many rows there were."""
-        keys = [
-            key for outcome in outcomes for key, _ in self._rows.pop((outcome.group, outcome.session), [])
-        ]
+        keys = [key for outcome in outcomes for key, _ in self._rows.get((outcome.group, outcome.session), [])]
+        self.forget(outcomes)
         if keys:
             tq.kv_clear(keys=keys, partition_id=PARTITION)
         return len(keys)
+
+    def waiting_state(self, folder: str) -> dict[str, Any]:
+        """Save the trajectories that wait for a later step into `folder`: all that is known here between two steps."""
+        rows = [row for session_rows in self._rows.values() for row in session_rows]
+        prompts = [self._prompt[key.split("_")[0]] for key, _ in rows]
+        fields = set(self.prompts.fetch(prompts[0])) if rows else set()
+        return save_rows(folder, rows, prompts, fields, PARTITION)
+
+    def load_waiting_state(self, folder: str, state: dict[str, Any]) -> None:
+        """Put saved trajectories back into TransferQueue."""
+        for (key, tag), prompt in load_rows(folder, state, self.prompts.fetch, PARTITION):
+            uid, session, _ = key.split("_")
+            self._rows.setdefault((uid, int(session)), []).append((key, tag))
+            self._prompt[uid] = prompt

@@ -16,6 +16,7 @@ from verl_ext.allocation.collect import Stop
 from verl_ext.allocation.groups import Fate
 from verl_ext.allocation.ledger import Ledger
 from verl_ext.allocation.pool import PromptPool
+from verl_ext.allocation.statistics import GroupStatistics
 from verl_ext.allocation.state import load_state, rng_for, save_state
 from verl_ext.training.backend import PARTITION, TransferQueueBackend
 from verl_ext.training.batch import StepBudget
@@ -43,8 +44,10 @@ class Collector:
         self.prompts = prompts
         self.stop = Stop(groups=budget.prompts, rollouts=budget.rollouts)
         self.ledger_record: dict[str, Any] = {}
+        self.statistics: dict[str, GroupStatistics] = {}
+        """By uid of the groups in the batch: mean and standard deviation over all their scored rollouts."""
         self.skipped_updates = 0
-        self.backend: TransferQueueBackend | None = None
+        self.backend = TransferQueueBackend(prompts, settings.deadline_s)
         self._start_fresh()
 
     def _start_fresh(self) -> None:
@@ -67,7 +70,7 @@ class Collector:
                 f"actor_rollout_ref.rollout.agent.agent_loop_manager_class must name a subclass of "
                 f"{AllocatedAgentLoopManager.__module__}.{AllocatedAgentLoopManager.__name__}"
             )
-        self.backend = TransferQueueBackend(manager, self.prompts, self.settings.deadline_s)
+        self.backend.manager = manager
 
     def sample(self, global_steps: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Run the rounds of one step.
@@ -94,6 +97,7 @@ class Collector:
             min_group_rows=self.budget.min_group_rows,
         )
         collect_s = time.perf_counter() - started
+        self.statistics = collected.statistics
         self.backend.release(collected.dropped)
         keys, tags = self.backend.rows(collected.kept)
         skipped = len(keys) < self.budget.mini_batches
@@ -146,6 +150,7 @@ class Collector:
             "allocator": self.allocator.state_dict(),
             "ledger": self.ledger.state_dict(),
             "skipped_updates": self.skipped_updates,
+            "waiting_rows": self.backend.waiting_state(folder),
         }
         save_state(folder, state)
 
@@ -172,3 +177,4 @@ class Collector:
         self.allocator.load_state_dict(state["allocator"])
         self.ledger.load_state_dict(state["ledger"])
         self.skipped_updates = state["skipped_updates"]
+        self.backend.load_waiting_state(folder, state["waiting_rows"])

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.allocation import make_allocator, make_downsampler, make_selector
+from verl_ext.allocation.statistics import normalised_over
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.outcomes import OutcomeRule
 
@@ -192,13 +193,43 @@ def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
             f"algorithm.adv_estimator={config.algorithm.adv_estimator}: needs a greedy rollout a prompt, "
             f"which no rule issues; accepted are grpo, rloo, reinforce_plus_plus, gae and their kin"
         )
+    _check_rules(config, settings)
     capacity = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.total_storage_size")
     if capacity is not None and OmegaConf.select(config, "transfer_queue.backend.storage_backend") == "SimpleStorage":
         # Padding rows and a validation pass share the storage with the step's rollouts.
-        needed = budget.rollouts + budget.ranks * budget.mini_batches
+        waiting = settings.make_allocator().most_waiting(budget.prompts)
+        needed = budget.rollouts + waiting + budget.ranks * budget.mini_batches
         if needed > capacity:
             raise SettingError(
-                f"transfer_queue.backend.SimpleStorage.total_storage_size={capacity} is too small for a step of up to "
-                f"{needed} rows (allocation.stop.rollouts={budget.rollouts} plus padding)"
+                f"transfer_queue.backend.SimpleStorage.total_storage_size={capacity} is too small for up to {needed} rows "
+                f"(allocation.stop.rollouts={budget.rollouts}, {waiting} waiting between steps, and padding)"
             )
     return settings, budget
+
+
+def _check_rules(config: DictConfig, settings: AllocationSettings) -> None:
+    """What a rule needs of verl's algorithm."""
+    allocator, downsampler = settings.make_allocator(), settings.make_downsampler()
+    algorithm = config.algorithm
+    if normalised_over(allocator, downsampler) == "group":
+        if algorithm.adv_estimator != "grpo":
+            raise SettingError(
+                f"normalise_over=group with algorithm.adv_estimator={algorithm.adv_estimator}: "
+                f"the group's mean and deviation enter GRPO's advantage; accepted is grpo, or normalise_over=selected"
+            )
+        if algorithm.use_kl_in_reward:
+            raise SettingError(
+                "normalise_over=group with algorithm.use_kl_in_reward=True: the KL penalty of rows that never reach the "
+                "update is not known; use actor_rollout_ref.actor.use_kl_loss or normalise_over=selected"
+            )
+    if getattr(allocator.settings, "off_policy", "recompute") == "importance":
+        if not algorithm.rollout_correction or not algorithm.rollout_correction.get("rollout_is"):
+            raise SettingError(
+                "allocation.allocator.off_policy=importance needs verl's correction: set "
+                "algorithm.rollout_correction.rollout_is=token (or sequence)"
+            )
+        if not config.actor_rollout_ref.rollout.calculate_log_probs:
+            raise SettingError(
+                "allocation.allocator.off_policy=importance needs the rollouts' own log-probs: set "
+                "actor_rollout_ref.rollout.calculate_log_probs=True"
+            )

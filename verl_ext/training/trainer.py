@@ -24,8 +24,10 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
+from verl_ext.allocation.statistics import normalised_over
 from verl_ext.training.batch import spread_padding
 from verl_ext.training.collector import Collector, NoUpdate
+from verl_ext.training.group_advantage import group_advantages
 from verl_ext.training.prompts import PromptRows
 from verl_ext.training.run_folder import RunFolder
 from verl_ext.training.settings import MODE, check_config
@@ -157,6 +159,13 @@ class PPOTrainerAllocated(PPOTrainerSync):
         metrics["allocation/pad_share"] = 1.0 - rows / len(batch)
         metrics["allocation/rows"] = rows
         self._real_rows = rows
+        return batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        if normalised_over(self.collector.allocator, self.collector.downsampler) == "group":
+            divide = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+            batch = group_advantages(batch, self.collector.statistics, divide)
         return batch
 
     def _update_info(self, mini_batches: int, part: DictConfig) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, ndtri
@@ -19,6 +21,11 @@ from verl_ext.allocation import (
     rng_for,
 )
 from verl_ext.simulation.backend import SimulatedBackend
+
+
+def examples(n):
+    """Examples of a property test, times the environment's EXAMPLES."""
+    return n * int(os.environ.get("EXAMPLES", "1"))
 
 
 def keys(n):

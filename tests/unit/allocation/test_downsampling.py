@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.allocation.helpers import examples
 from verl_ext.allocation import Group, Outcome, make_downsampler, max_variance_mask, max_variance_subset
 
 GRADED = st.sampled_from(["0", "1", "0.1", "0.3", "-0.5", "1.1", "0.25", "2", "0.001"])
@@ -26,7 +27,7 @@ def smallest_split(values, keep):
     return max(splits, key=score)  # the first of equal ones
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(texts=st.lists(GRADED, min_size=2, max_size=8), keep=st.integers(1, 7), offset=st.sampled_from([0, 1000, -7]))
 def test_equals_brute_force_for_graded_rewards(texts, keep, offset):
     exact = [Fraction(text) + offset for text in texts]
@@ -42,10 +43,8 @@ def test_equals_brute_force_for_graded_rewards(texts, keep, offset):
     assert sorted(exact[i] for i in sampled) == sorted(found)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    rewards=st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=3, max_size=8), keep=st.integers(2, 6)
-)
+@settings(max_examples=examples(60))
+@given(rewards=st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=3, max_size=8), keep=st.integers(2, 6))
 def test_any_floats(rewards, keep):
     chosen = max_variance_subset(rewards, keep)
     exact = [Fraction(value) for value in rewards]
@@ -73,6 +72,13 @@ def test_float_residue_does_not_move_a_tie():
     assert (kept > 1).sum() == 1
     shifted = np.array([[0.0, 0.0, 0.0, 1.0, 1.0, 1.0]]) * 1e-3 + 1000.0
     assert max_variance_mask(shifted, 3)[0, 3:].sum() == 1
+    for low, high in ((1 / 3, np.pi), (-0.1234567891, 2 / 3), (1e3 + 1 / 3, 1e3 + 1 / 7)):  # two values off any lattice
+        low, high = min(low, high), max(low, high)
+        for n in range(4, 14):
+            for keep in range(3, n, 2):
+                for top in range(keep // 2 + 1, n - keep // 2):
+                    chosen = max_variance_subset([high] * top + [low] * (n - top), keep)
+                    assert (chosen < top).sum() == keep // 2
     thirds = np.array([1 / 3, 1 / 3, 2 / 3, 1.0, 1.0, 1 / 3])  # no decimal lattice
     kept = thirds[max_variance_subset(thirds, 3)]
     assert (kept == 1.0).sum() == 1 and (kept == 1 / 3).sum() == 2
@@ -85,7 +91,9 @@ def test_equal_rewards_first_in_order_or_at_random():
     mask = max_variance_mask(rewards, 4, np.random.default_rng(0))
     assert (mask.sum(1) == 4).all() and ((mask * rewards).sum(1) == 2).all()
     np.testing.assert_allclose(mask.mean(0), 0.5, atol=0.03)
-    pairs = Counter(tuple(np.flatnonzero(row)[:2]) for row in max_variance_mask(np.ones((6000, 4)), 2, np.random.default_rng(1)))
+    pairs = Counter(
+        tuple(np.flatnonzero(row)[:2]) for row in max_variance_mask(np.ones((6000, 4)), 2, np.random.default_rng(1))
+    )
     assert len(pairs) == 6 and all(abs(n / 6000 - 1 / 6) < 0.02 for n in pairs.values())
     again = max_variance_mask(rewards, 4, np.random.default_rng(0))
     np.testing.assert_array_equal(mask, again)

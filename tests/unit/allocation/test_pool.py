@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from tests.unit.allocation.helpers import keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.allocation.helpers import examples, keys
 from verl_ext.allocation import PromptPool, StateError, prompt_key
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(size=st.integers(1, 12), draws=st.lists(st.integers(0, 9), max_size=30), seed=st.integers(0, 9), data=st.data())
 def test_every_epoch_offers_every_prompt_once(size, draws, seed, data):
     """With prompts retired and deferred at random, against a plain model of the rules."""
@@ -122,7 +122,9 @@ def test_prompt_keys_are_the_content():
     key = prompt_key("math", chat, "2")
     assert len(key) == 32 and key == prompt_key("math", np.array(chat, dtype=object), "2")
     assert key == prompt_key("math", [{"content": "1+1=", "role": "user"}], "2")
-    assert len({key, prompt_key("other", chat, "2"), prompt_key("math", chat, "3"), prompt_key("math", "1+1=", "2")}) == 4
+    assert (
+        len({key, prompt_key("other", chat, "2"), prompt_key("math", chat, "3"), prompt_key("math", "1+1=", "2")}) == 4
+    )
     assert prompt_key("m", "x", np.int64(3)) == prompt_key("m", "x", 3)
     assert prompt_key("a", "b,c", "d") != prompt_key("a", "b", "c,d")
     with pytest.raises(TypeError, match="object"):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import beta as beta_function
 
+from tests.unit.allocation.helpers import examples
 from verl_ext.allocation import abandonment_point, effective_probability, expected_variance
 
 PRIORS = [(1, 1), (Fraction(1, 2), Fraction(1, 2)), (Fraction(3, 25), Fraction(3, 25)), (2, Fraction(1, 3)), (7, 3)]
@@ -38,7 +39,7 @@ def test_equals_the_urn(prior, group_size):
     np.testing.assert_allclose(found, exact, rtol=2e-13, atol=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     alpha=st.floats(0.05, 20), beta=st.floats(0.05, 20), size=st.integers(2, 40), data=st.data(), passed=st.booleans()
 )
@@ -48,7 +49,7 @@ def test_equals_quadrature(alpha, beta, size, data, passed):
     a, b = (alpha + n * passed, beta + n * (not passed)) if pure else (alpha, beta)
 
     def moment(power, first, second):  # E[(1 - p)^power] for p ~ Beta(second, first), the singular ends as a weight
-        value = quad(lambda q: q**power, 0, 1, weight="alg", wvar=(first - 1, second - 1))[0]
+        value = quad(lambda q: q**power, 0, 1, weight="alg", wvar=(first - 1, second - 1), epsabs=0, epsrel=1e-9)[0]
         return value / beta_function(first, second)
 
     saturated = 0.0
@@ -60,7 +61,7 @@ def test_equals_quadrature(alpha, beta, size, data, passed):
     assert found == pytest.approx(1 - saturated, abs=1e-8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(alpha=st.floats(1e-3, 50), beta=st.floats(1e-3, 50), size=st.integers(1, 64), data=st.data())
 def test_is_a_martingale(alpha, beta, size, data):
     n = data.draw(st.integers(0, size - 1))

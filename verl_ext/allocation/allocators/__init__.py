@@ -2,6 +2,9 @@
 
 from .base import Allocator, AllocatorSettings
 from .dynamic_sampling import DynamicSampling, DynamicSamplingSettings
+from .knapsack import Knapsack, KnapsackSettings, knapsack_allocation
+from .pilot_commit import PilotCommit, PilotCommitSettings
+from .reinforce_ada import ReinforceAda, ReinforceAdaSettings
 from .sara import Sara, SaraSettings
 from .sara_rule import sara_verdicts
 from .uniform import Uniform
@@ -11,8 +14,15 @@ __all__ = [
     "AllocatorSettings",
     "DynamicSampling",
     "DynamicSamplingSettings",
+    "Knapsack",
+    "KnapsackSettings",
+    "PilotCommit",
+    "PilotCommitSettings",
+    "ReinforceAda",
+    "ReinforceAdaSettings",
     "Sara",
     "SaraSettings",
     "Uniform",
+    "knapsack_allocation",
     "sara_verdicts",
 ]

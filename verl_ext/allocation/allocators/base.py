@@ -43,7 +43,8 @@ class Allocator:
         return self.settings.group_size
 
     def begin_step(self, ctx: StepContext) -> None:
-        """A step begins. Groups kept waiting may be taken up with ``ctx.resume(group)``."""
+        """A step begins. Groups kept waiting are taken up here, with ``ctx.resume(group)``; the selector has not
+        begun the step yet, so that no prompt can be admitted."""
 
     def ask(self, ctx: StepContext) -> list[Request]:
         """This round's requests, at most ``ctx.budget_left`` rollouts; empty ends the step."""
@@ -59,6 +60,10 @@ class Allocator:
     def waiting(self, ctx: StepContext) -> list[Group]:
         """Groups to keep for a later step; asked after ``finish``."""
         return []
+
+    def most_waiting(self, target_groups: int) -> int:
+        """Most rollouts that wait between two steps: what storage must hold beside those of a step."""
+        return 0
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from ..posterior import effective_probability
 from ..registry import register_allocator
 from ..settings import require
 from ..state import check_keys
+from ..waiting import WaitingGroups
 from .base import Allocator, AllocatorSettings
 from .window import CommitRate, adaptive_wave
 
@@ -25,27 +27,32 @@ class DynamicSamplingSettings(AllocatorSettings):
     gen_multiple: int | float | Literal["auto"] = 3
     """Prompts of a wave in units of the batch (3 as published); ``auto``: sized by what is missing and the running
     share of effective groups, as SARA's waves. Not used by ``one_for_one``."""
+    max_staleness: int = 0
+    """Versions of the weights that an effective group beyond the batch may wait for a later step, whose batch it enters
+    first. 0: it is surplus."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         multiple = self.gen_multiple
         require(multiple == "auto" or multiple > 0, "allocator.gen_multiple", multiple, "a number above 0, or auto")
+        require(self.max_staleness >= 0, "allocator.max_staleness", self.max_staleness, "an integer of 0 or more")
 
 
 @register_allocator("dynamic_sampling")
 class DynamicSampling(Allocator):
-    """``group_size`` rollouts a prompt, until the batch is full of effective groups; what is beyond it is surplus."""
+    """``group_size`` rollouts a prompt, until the batch is full of effective groups; more are surplus, or wait."""
 
     Settings = DynamicSamplingSettings
 
     def __init__(self, settings: DynamicSamplingSettings) -> None:
         super().__init__(settings)
         self._rate = CommitRate(float(effective_probability(0, 0, settings.group_size)))
+        self._waiting = WaitingGroups(settings.max_staleness)
         self._numbers: dict[str, float] = {}
 
     def begin_step(self, ctx) -> None:
         self._rate.begin_step()
-        self._effective = 0
+        self._effective = len(self._waiting.resume(ctx))
         self._wave: list[Group] = []
 
     def ask(self, ctx) -> list[Request]:
@@ -72,21 +79,41 @@ class DynamicSampling(Allocator):
     def finish(self, ctx) -> list[Group]:
         self._rate.end_step()
         committed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
+        batch, rest = committed[: ctx.target_groups], committed[ctx.target_groups :]
+        self._waiting.groups = rest if self.settings.max_staleness else []
+        fresh = [group for group in ctx.groups if group.born == ctx.step]
+        mixed = sum(group.verdict is Verdict.COMMIT for group in fresh)
         self._numbers = {
-            "commit_rate": len(committed) / len(ctx.groups) if ctx.groups else 0.0,
+            "commit_rate": mixed / len(fresh) if fresh else 0.0,
             "commit_rate_running": self._rate.over_steps,
-            "surplus_groups": float(max(0, len(committed) - ctx.target_groups)),
+            "surplus_groups": float(len(rest) - len(self._waiting.groups)),
         }
-        return committed[: ctx.target_groups]
+        if self.settings.max_staleness:
+            self._numbers["stale_groups"] = float(self._waiting.stale)
+            self._numbers["lag_max"] = float(max(map(ctx.lag, batch), default=0))
+        return batch
+
+    def waiting(self, ctx) -> list[Group]:
+        return list(self._waiting.groups)
+
+    def most_waiting(self, target_groups: int) -> int:
+        """A wave beyond the batch, at its largest."""
+        if not self.settings.max_staleness:
+            return 0
+        if self.settings.refill == "one_for_one":
+            return 0  # never more than is missing
+        wave = 8 if self.settings.gen_multiple == "auto" else self.settings.gen_multiple
+        return math.ceil(wave * target_groups) * self.group_size
 
     def metrics(self) -> dict[str, float]:
         return dict(self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rate": self._rate.state_dict()}
+        return {"rate": self._rate.state_dict(), "waiting": self._waiting.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("dynamic_sampling", state, ("rate",))
+        check_keys("dynamic_sampling", state, ("rate", "waiting"))
+        self._waiting.load_state_dict(state["waiting"])
         self._rate.load_state_dict(state["rate"])
 
     def _size(self, need: int, ctx) -> int:

@@ -7,70 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from ..groups import Fate, Group, Outcome, Request, Verdict
-from ..posterior import effective_probability
 from ..registry import register_allocator
 from ..settings import require
 from ..state import check_keys
-from .base import Allocator, AllocatorSettings
-from .sara_rule import ABANDON, COMMIT, SaraRule, sara_rule
+from ..waiting import WaitingGroups
+from .audit import Audit
+from .base import Allocator
+from .sara_judges import make_judge
+from .sara_rule import ABANDON, COMMIT
+from .sara_settings import SaraSettings
 from .window import CommitRate, adaptive_wave
 
-
-@dataclass(frozen=True)
-class SaraSettings(AllocatorSettings):
-    """Settings of SARA.
-
-    The guarantee that an abandoned group would have been effective with probability below tau is conditional on the
-    prior being right; on a U-shaped population the uniform prior over-predicts that probability three- to sixfold.
-    ``top_up`` costs fewer rollouts per effective group than uniform sampling only if P(effective | abandoned) is at
-    most e (k - n*) / k, e being the effective share; it reverses above e of about 0.65. ``stop`` always costs fewer.
-    """
-
-    probe: int | None = 4
-    """n*, the length of a pure prefix at which a group is abandoned; the primary knob. null if ``tau_low`` is given."""
-    tau_low: float | None = None
-    """Abandon where the probability of becoming mixed is below this, strictly. It does not carry over to another
-    ``group_size``: at 64, 0.45 means a probe of 35. Given together with ``probe`` only if the two agree."""
-    chunk: int | None = None
-    """Rollouts a round while probing; null: the whole probe. With ``top_up`` smaller chunks only add rounds."""
-    window: int | Literal["adaptive"] = "adaptive"
-    """Prompts of a wave. ``adaptive``: what is missing over the running commit rate; or a fixed number."""
-    margin: float = 0.0
-    """Share of prompts an adaptive wave has beyond that (or, negative, short of it)."""
-    commit: Literal["top_up", "stop"] = "top_up"
-    """``top_up``: committed groups get all ``group_size`` rollouts; ``stop``: they keep what the probe gave, which
-    makes groups of unequal size and pays only where update noise does not matter."""
-    alpha: float = 1.0
-    """Prior pseudo-count of successes; every prompt starts from the prior in every step."""
-    beta: float = 1.0
-    """Prior pseudo-count of failures."""
-    growth: float = 1.3
-    """Factor of an adaptive wave's size, for each wave after the second."""
-    cap: float = 8.0
-    """Most prompts of an adaptive wave, in units of ``stop.groups``."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            require(0 < value < float("inf"), f"allocator.{name}", value, "a finite number above 0")
-        self.rule()  # checks probe and tau_low
-        require(self.chunk is None or self.chunk >= 1, "allocator.chunk", self.chunk, "null or an integer of 1 or more")
-        window = self.window
-        require(window == "adaptive" or window >= 1, "allocator.window", window, "adaptive, or an integer of 1 or more")
-        require(-1 < self.margin <= 10, "allocator.margin", self.margin, "a number in (-1, 10]")
-        require(1 <= self.growth <= 10, "allocator.growth", self.growth, "a number in [1, 10]")
-        require(0 < self.cap <= 1000, "allocator.cap", self.cap, "a number in (0, 1000]")
-
-    def rule(self) -> SaraRule:
-        """The verdicts that these settings mean."""
-        return sara_rule(self.group_size, self.probe, self.tau_low, self.alpha, self.beta)
+__all__ = ["Sara", "SaraSettings"]
 
 
 @register_allocator("sara")
@@ -79,18 +30,20 @@ class Sara(Allocator):
 
     A step never ends with a half-filled group: a fresh prompt is admitted only if the budget covers its worst case
     beside everything promised to those already running, and only if rounds for its probe and its top-up remain.
-    Committed groups beyond the batch are dropped before their top-up.
+    Committed groups beyond the batch get no top-up: they are dropped, or wait with ``max_staleness`` above 0.
     """
 
     Settings = SaraSettings
 
     def __init__(self, settings: SaraSettings) -> None:
         super().__init__(settings)
-        self._rule = settings.rule()
+        self._judge = make_judge(settings)
         self._top_up = settings.commit == "top_up"
-        self._worst = settings.group_size if self._top_up else self._rule.longest
-        self._predicted = self._rule.commit_probability(settings.alpha, settings.beta)
+        self._worst = settings.group_size if self._top_up else self._judge.longest
+        self._predicted = self._judge.predicted
         self._rate = CommitRate(self._predicted)
+        self._waiting = WaitingGroups(settings.max_staleness)
+        self._audit = Audit(settings.audit_fraction)
         self._numbers: dict[str, float] = {}
 
     def begin_step(self, ctx) -> None:
@@ -99,6 +52,8 @@ class Sara(Allocator):
             "max_rounds", ctx.max_rounds, "2 or more with allocation.allocator.commit=top_up: a probe, then its top-up",
         )  # fmt: skip
         self._rate.begin_step()
+        self._audit.begin_step()
+        self._carried = len(self._waiting.resume(ctx))  # committed already: first in ctx.groups
         self._waves = 0
         self._open: list[list[Group]] = []  # waves with undecided groups
         self._abandoned: list[float] = []  # effective probability of each abandoned group
@@ -108,24 +63,31 @@ class Sara(Allocator):
         committed, requests = self._commit(ctx)
         need = ctx.target_groups - len(committed)
         rounds = ctx.rounds_left - self._top_up  # rounds in which a probe may still run
-        if need <= 0:
-            return requests  # whatever is undecided is surplus
-        undecided = [group for wave in self._open for group in wave if group.verdict is Verdict.CONTINUE]
         left = ctx.budget_left - sum(request.n for request in requests)
+        if need <= 0:  # whatever is undecided is surplus
+            return requests + self._audits(left, ctx) if requests else []
+        undecided = [group for wave in self._open for group in wave if group.verdict is Verdict.CONTINUE]
         for group in undecided:
-            n = self._chunk(self._rule.more(group.successes, group.trials, group.returned), rounds)
+            n = self._chunk(self._judge.more(group), rounds)
             if rounds < 1 or n > left:  # only rollouts without a score can make a probe longer than was planned
                 group.verdict = Verdict.ABANDON
                 continue
             requests.append(ctx.request(group, n))
             left -= max(n, self._worst - group.requested)
+        if requests:
+            audits = self._audits(left, ctx)
+            requests += audits
+            left -= sum(request.n for request in audits)
         if rounds < 1:
             return requests
         undecided = [group for group in undecided if group.verdict is Verdict.CONTINUE]
         wave = ctx.admit(min(self._size(need, len(undecided), ctx), max(0, left) // self._worst))
         if wave:
-            n = self._chunk(self._rule.more(0, 0, 0), rounds)
-            requests += [ctx.request(group, n) for group in wave]
+            self._judge.start(wave)
+            probes = [ctx.request(group, self._chunk(self._judge.more(group), rounds)) for group in wave]
+            if not requests:
+                requests = self._audits(left - self._worst * len(wave), ctx)
+            requests += probes
             self._waves += 1
             self._open.append(wave)
         return requests
@@ -135,19 +97,20 @@ class Sara(Allocator):
         told = [group for group in told if group.verdict is Verdict.CONTINUE and not group.pending]
         if not told:
             return
-        counts = np.array([(group.successes, group.trials, group.returned) for group in told]).T
-        codes = self._rule.verdicts(*counts)
-        for group, code in zip(told, codes.tolist(), strict=True):
+        abandoned = []
+        for group, code in zip(told, self._judge.verdicts(told).tolist(), strict=True):
             if code == COMMIT:
                 group.verdict = Verdict.COMMIT
             elif code == ABANDON:
                 group.verdict = Verdict.ABANDON
-                if group.returned == self.group_size and group.saturated:
+                abandoned.append(group)
+                if group.returned == self.group_size and group.trials:
                     group.fate = Fate.FILTERED
-        successes, trials, returned = counts[:, codes == ABANDON]
-        size = np.maximum(1, trials + self.group_size - returned)
-        p_eff = effective_probability(successes, trials, size, self.settings.alpha, self.settings.beta)
-        self._abandoned += p_eff.tolist()
+        p_eff = self._judge.p_eff(abandoned).tolist()
+        self._abandoned += p_eff
+        for group, predicted in zip(abandoned, p_eff, strict=True):
+            if group.requested < self.group_size:
+                self._audit.abandoned(group, predicted)
 
     def finish(self, ctx) -> list[Group]:
         self._resolve()
@@ -155,31 +118,66 @@ class Sara(Allocator):
         mixed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
         full = [g for g in mixed if g.fate is None and (not self._top_up or g.requested == self.group_size)]
         batch = full[: ctx.target_groups]
-        decided = len(mixed) + len(self._abandoned)
+        if self.settings.max_staleness:
+            taken = {group.uid for group in batch}
+            self._waiting.groups = [g for g in mixed if g.fate is None and g.uid not in taken]
+        waits = {group.uid for group in self._waiting.groups}
+        self._audit.end_step(self._judge.effective)
+        self._judge.end_step([group for group in ctx.groups if group.uid not in waits])
+        fresh = sum(group.born == ctx.step for group in mixed)
+        decided = fresh + len(self._abandoned)
+        lags = [ctx.lag(group) for group in batch]
         self._numbers = {
-            "commit_rate": len(mixed) / decided if decided else 0.0,
+            "commit_rate": fresh / decided if decided else 0.0,
             "commit_rate_running": self._rate.over_steps,
             "p_eff_predicted": self._predicted,
-            "p_eff_realised": len(mixed) / decided if decided else 0.0,
+            "p_eff_realised": fresh / decided if decided else 0.0,
             "p_eff_abandoned": math.fsum(self._abandoned) / len(self._abandoned) if self._abandoned else 0.0,
             "abandoned_groups": float(len(self._abandoned)),
-            "surplus_groups": float(len(mixed) - len(batch)),
+            "surplus_groups": float(len(mixed) - len(batch) - len(waits)),
             "waves": float(self._waves),
+            **self._audit.metrics(),
         }
+        if self.settings.max_staleness:
+            self._numbers["carried_groups"] = float(self._carried)
+            self._numbers["stale_groups"] = float(self._waiting.stale)
+            self._numbers["lag_mean"] = sum(lags) / len(lags) if lags else 0.0
+            self._numbers["lag_max"] = float(max(lags, default=0))
+        if self.settings.effective == "spread":  # the loop counts by outcomes, and would see no signal here
+            effective = sum(map(self._judge.effective, batch))
+            self._numbers["effective_share"] = effective / len(batch) if batch else 0.0
         return batch
+
+    def waiting(self, ctx) -> list[Group]:
+        return list(self._waiting.groups)
+
+    def most_waiting(self, target_groups: int) -> int:
+        """A wave's worth of probes, or of whole groups where one is."""
+        if not self.settings.max_staleness:
+            return 0
+        cap, window = math.ceil(self.settings.cap * target_groups), self.settings.window
+        return (cap if window == "adaptive" else window) * self._judge.longest
 
     def metrics(self) -> dict[str, float]:
         """``p_eff_predicted`` is the prior's probability that a prompt is mixed within its probe, ``p_eff_realised``
         the share that was; ``p_eff_abandoned`` is what the prior says of the abandoned groups, on average: the
-        predicted share of false abandonments."""
+        predicted share of false abandonments, which ``p_eff_audited`` measures where there are audits."""
         return dict(self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rate": self._rate.state_dict()}
+        return {
+            "rate": self._rate.state_dict(),
+            "waiting": self._waiting.state_dict(),
+            "audit": self._audit.state_dict(),
+            "judge": self._judge.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("sara", state, ("rate",))
+        check_keys("sara", state, ("rate", "waiting", "audit", "judge"))
         self._rate.load_state_dict(state["rate"])
+        self._waiting.load_state_dict(state["waiting"])
+        self._audit.load_state_dict(state["audit"])
+        self._judge.load_state_dict(state["judge"])
 
     def _commit(self, ctx) -> tuple[list[Group], list[Request]]:
         """Committed groups that are for the batch, and the top-ups they still need; drops what is beyond the batch."""
@@ -189,10 +187,30 @@ class Sara(Allocator):
         full = [group for group in committed if group.requested == self.group_size]
         rest = [group for group in committed if group.requested < self.group_size]
         room = max(0, ctx.target_groups - len(full))
-        for group in rest[room:]:
-            group.fate = Fate.SURPLUS
-        requests = [ctx.request(group, self.group_size - group.requested) for group in rest[:room]]
-        return full + rest[:room], requests
+        if not self.settings.max_staleness:
+            for group in rest[room:]:
+                group.fate = Fate.SURPLUS
+        requests: list[Request] = []
+        left = ctx.budget_left  # reserved for fresh groups, but not for those that waited
+        for group in rest[:room]:
+            n = self.group_size - group.requested
+            if n <= left:
+                full.append(group)
+                requests.append(ctx.request(group, n))
+                left -= n
+        return full, requests
+
+    def _audits(self, left: int, ctx) -> list[Request]:
+        """The rest of the groups drawn for audit, as far as ``left`` goes; those beyond it stay abandoned."""
+        requests = []
+        for group in self._audit.draw(ctx.groups, ctx.rng):
+            n = self.group_size - group.requested
+            if n <= left:
+                group.fate = Fate.AUDIT
+                self._audit.started(group)
+                requests.append(ctx.request(group, n))
+                left -= n
+        return requests
 
     def _resolve(self) -> None:
         """Enter waves that are decided whole into the commit rate."""

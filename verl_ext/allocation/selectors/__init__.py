@@ -1,6 +1,22 @@
 """Selectors: which prompts are offered next."""
 
 from .base import Selector, SelectorSettings
+from .cero import Cero, CeroSettings
+from .dps import Dps, DpsSettings
+from .greso import Greso, GresoSettings
+from .mopps import Mopps, MoppsSettings
 from .shuffled import Shuffled
 
-__all__ = ["Selector", "SelectorSettings", "Shuffled"]
+__all__ = [
+    "Cero",
+    "CeroSettings",
+    "Dps",
+    "DpsSettings",
+    "Greso",
+    "GresoSettings",
+    "Mopps",
+    "MoppsSettings",
+    "Selector",
+    "SelectorSettings",
+    "Shuffled",
+]

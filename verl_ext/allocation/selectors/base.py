@@ -28,9 +28,25 @@ class Selector:
         """A step begins; the pool has forgotten what the last one was offered."""
         self.pool = pool
 
+    def step_budget(self, groups: int, group_size: int, rollouts: int) -> int:
+        """Rollouts this step may issue; once a step, after ``begin_step`` and before any ``select``.
+
+        A selector with a budget of its own returns less than ``rollouts``. The allocator is held to it as to
+        ``stop.rollouts``, so that the budget holds whatever the allocator does with the prompts it gets.
+
+        Args:
+            groups: groups of the batch.
+            group_size: rollouts of a finished group, the most one prompt gets.
+            rollouts: what ``stop`` allows.
+        """
+        return rollouts
+
     def select(self, n: int) -> list[int]:
         """Up to ``n`` rows not offered in this step yet; fewer when there are no more."""
         raise NotImplementedError
+
+    def issued(self, prompt_row: int, rollouts: int) -> None:
+        """``rollouts`` more of a prompt are generated: what is spent, also where nothing of it can be scored."""
 
     def observe(self, prompt_row: int, successes: int, trials: int, group_size: int) -> None:
         """New scored outcomes of a prompt, once a group and step, for every group, abandoned ones included.

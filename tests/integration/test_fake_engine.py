@@ -1,0 +1,189 @@
+"""Rounds on fake engines through the real Ray actors and TransferQueue: scale, faults, and what TransferQueue holds after."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from verl_ext.training.fake_run import fake_config, fake_run
+
+pytestmark = pytest.mark.ray
+
+
+
+
+def left_in_transfer_queue() -> list[str]:
+    import transfer_queue as tq
+
+    return list((tq.kv_list("train") or {}).get("train", {}))
+
+
+def clear(meta) -> None:
+    import transfer_queue as tq
+
+    tq.kv_clear(keys=meta.keys, partition_id=meta.partition_id)
+
+
+@pytest.fixture(scope="module")
+def stack():
+    """One Ray cluster for all tests of this file; a collector with its own rules a test."""
+    config = fake_config()
+    with fake_run(config) as collector:
+        yield config, collector
+
+
+def collector_with(stack, *overrides, prompts=None, **fake):
+    """A fresh collector on the running cluster, with workers of the given fake model."""
+    from omegaconf import OmegaConf, open_dict
+
+    from verl_ext.training.collector import Collector
+    from verl_ext.training.fake_engine import FakeEngineManager
+    from verl_ext.training.settings import check_config
+
+    _, running = stack
+    config = fake_config(overrides)
+    with open_dict(config):
+        config.fake_engine = OmegaConf.create(fake)
+    settings, budget = check_config(config)
+    collector = Collector(settings, budget, prompts or running.prompts)
+    collector.connect(FakeEngineManager.create(config=config, llm_client=None))
+    return collector
+
+
+def test_sara_over_several_rounds_leaves_only_the_trained_rows(stack):
+    collector = collector_with(stack)
+    seen_prompts: set[str] = set()
+    for step in range(1, 4):
+        meta, metrics = collector.sample(step)
+        assert len(meta.keys) == len(set(meta.keys)) == 256
+        assert sorted(left_in_transfer_queue()) == sorted(meta.keys)
+        sessions: dict[str, set[int]] = {}
+        for key in meta.keys:
+            uid, session, index = key.split("_")
+            assert index == "0"
+            sessions.setdefault(uid, set()).add(int(session))
+        assert all(numbers == set(range(8)) for numbers in sessions.values())
+        assert metrics["allocation/rounds"] >= 2
+        record = collector.ledger_record
+        assert record["issued"] == sum(record["fates"].values()) and record["in_flight"] == record["waiting"] == 0
+        assert record["tokens"] == sum(record["fate_tokens"].values())
+        assert not seen_prompts & set(sessions)
+        seen_prompts |= set(sessions)
+        clear(meta)
+    assert left_in_transfer_queue() == []
+
+
+def test_rows_carry_their_own_rollout(stack):
+    """Row identity through the rounds: score, lengths and uid of each row agree with key and tag."""
+    import transfer_queue as tq
+
+    collector = collector_with(stack, mean_tokens=2.0)
+    meta, _ = collector.sample(1)
+    wanted = ["uid", "session_id", "rm_scores", "responses"]
+    data = tq.kv_batch_get(keys=meta.keys, partition_id="train", select_fields=wanted)
+    uids, sessions = list(data["uid"]), list(data["session_id"])
+    for key, tag, uid, session, response in zip(meta.keys, meta.tags, uids, sessions, data["responses"], strict=True):
+        assert key == f"{uid}_{int(session)}_0"
+        assert tag["response_len"] == len(response)
+    scores = [float(row.sum()) for row in data["rm_scores"]]
+    by_group: dict[str, list[float]] = {}
+    for uid, score in zip(uids, scores, strict=True):
+        by_group.setdefault(uid, []).append(score)
+    assert all(0 < sum(group) < len(group) for group in by_group.values()), "SARA commits mixed groups only"
+    clear(meta)
+
+
+def test_failing_and_unscored_sessions_are_counted_and_never_trained(stack):
+    collector = collector_with(stack, fail_share=0.1, unscored_share=0.1)
+    meta, metrics = collector.sample(1)
+    record = collector.ledger_record
+    assert record["fates"]["failed"] > 0 and record["fates"]["unscored"] > 0
+    assert record["issued"] == sum(record["fates"].values())
+    assert record["fates"]["trained"] == len(meta.keys) == len(left_in_transfer_queue())
+    clear(meta)
+
+
+def test_a_session_that_never_ends_is_cancelled_at_the_deadline(stack):
+    collector = collector_with(stack, "allocation/allocator=uniform", "allocation.deadline_s=2", hang_share=0.05)
+    meta, metrics = collector.sample(1)
+    record = collector.ledger_record
+    assert 0 < record["fates"]["failed"] < 64
+    assert record["fates"]["trained"] + record["fates"]["failed"] == 256
+    clear(meta)
+
+
+@pytest.mark.parametrize("allocator", ["sara", "dynamic_sampling", "uniform"])
+@pytest.mark.parametrize("logit_mean", [40.0, -40.0], ids=["all_solved", "all_hopeless"])
+def test_dead_data_ends(stack, allocator, logit_mean):
+    from verl_ext.training.collector import NoUpdate
+
+    collector = collector_with(stack, f"allocation/allocator={allocator}", logit_mean=logit_mean, logit_std=0.0)
+    if allocator == "uniform":
+        meta, metrics = collector.sample(1)
+        assert metrics["allocation/effective_share"] == 0.0 and len(meta.keys) == 256
+        clear(meta)
+    else:
+        with pytest.raises(NoUpdate) as caught:
+            collector.sample(1)
+        assert caught.value.metrics["allocation/short_by"] == 32
+        assert caught.value.metrics["allocation/rounds"] <= 8
+    assert collector.ledger_record["issued"] <= 6 * 32 * 8
+    assert left_in_transfer_queue() == []
+
+
+def test_unscorable_data_ends_and_says_so(stack):
+    from verl_ext.training.collector import NoUpdate
+
+    collector = collector_with(stack, unscored_share=1.0)
+    with pytest.raises(NoUpdate):
+        collector.sample(1)
+    record = collector.ledger_record
+    assert record["fates"]["unscored"] == record["issued"] > 0
+    assert left_in_transfer_queue() == []
+
+
+def test_stopped_and_resumed_is_the_run_that_never_stopped(stack, tmp_path):
+    straight = collector_with(stack)
+    records = []
+    for step in range(1, 5):
+        meta, _ = straight.sample(step)
+        records.append(straight.ledger_record)
+        clear(meta)
+
+    first = collector_with(stack)
+    for step in (1, 2):
+        clear(first.sample(step)[0])
+    first.save(str(tmp_path / "global_step_2" / "allocation"))
+    resumed = collector_with(stack)
+    resumed.load(str(tmp_path / "global_step_2" / "allocation"))
+    again = []
+    for step in (3, 4):
+        clear(resumed.sample(step)[0])
+        again.append(resumed.ledger_record)
+    assert again == records[2:]
+
+
+def test_a_state_of_another_rule_is_refused_by_name(stack, tmp_path):
+    folder = str(tmp_path / "allocation")
+    collector_with(stack).save(folder)
+    other = collector_with(stack, "allocation/allocator=dynamic_sampling")
+    with pytest.raises(ValueError, match="allocator.*allocation.resume=fresh"):
+        other.load(folder)
+    fresh = collector_with(stack, "allocation/allocator=dynamic_sampling", "allocation.resume=fresh")
+    fresh.load(folder)
+
+
+def test_a_worker_that_dies_is_a_clear_error_and_the_ledger_adds_up(stack):
+    import ray
+
+    from verl_ext.training.rollout_worker import RoundError
+
+    collector = collector_with(stack, seconds_per_token=2.0)
+    worker = collector.backend.manager.agent_loop_workers[0]
+    threading.Timer(1.0, lambda: ray.kill(worker)).start()
+    with pytest.raises(RoundError, match="worker died"):
+        collector.sample(1)
+    collector.ledger.check()
+    record = collector.ledger.step_record(1)
+    assert record["issued"] == record["fates"]["failed"] > 0

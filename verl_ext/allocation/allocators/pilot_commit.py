@@ -1,0 +1,265 @@
+"""Pilot-Commit: a pilot of each prompt, a commitment to those of middling success.
+
+"Spend Your Rollouts Where It Counts", arXiv 2605.26606.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..downsampling import max_variance_subset
+from ..groups import Fate, Group, Outcome, Request, Verdict
+from ..registry import register_allocator
+from ..settings import require
+from ..state import check_keys
+from ..waiting import WaitingGroups
+from .base import Allocator, AllocatorSettings
+from .window import CommitRate
+
+
+@dataclass(frozen=True)
+class PilotCommitSettings(AllocatorSettings):
+    """Settings of Pilot-Commit.
+
+    ``group_size`` is ``n_pilot + n_commit``, the size of a finished group; a group has ``n_pilot_kept + n_commit``
+    rows. A step costs 0.75 + 0.25 / (share of pilots in the band) times the rollouts of GRPO with the published
+    sizes: 1.5 times where a third passes.
+
+    SPEED-RL is the open band (0, 1), any mixed pilot. The bounds here are inclusive and p_hat is a multiple of
+    1 / n_pilot, so that any ``p_lower`` in (0, 1 / n_pilot] with ``p_upper = 1 - p_lower`` is that band, e.g. 0.001 and
+    0.999; with ``p_solve: null`` (it retires nothing), ``n_pilot: 4`` and ``n_commit: 12``.
+    """
+
+    group_size: int = 64
+    """Rollouts of a finished group: n_pilot + n_commit."""
+    n_pilot: int = 16
+    """Rollouts of a prompt's pilot."""
+    n_commit: int | None = None
+    """Rollouts added to a qualified pilot; null: group_size - n_pilot, 48 of 64."""
+    p_lower: float = 0.125
+    """Least share of correct pilot rollouts that qualifies, inclusive. Harder prompts wait for the next epoch."""
+    p_upper: float = 0.75
+    """Largest share that qualifies, inclusive. Easier prompts are deferred, unless they count as solved."""
+    p_solve: float | None = 1.0
+    """Share from which on a pilot is solved; null: no prompt is ever retired."""
+    retire_after: int = 1
+    """Solved pilots in a row that retire a prompt. 1 is the paper's; of prompts retired at 16 of 16 a fifth to a half
+    would still be mixed in 64, and 2 lowers that."""
+    gen_multiple: float = 3.0
+    """Pilots of a wave in units of the batch (G = gen_multiple x stop.groups)."""
+    binding: bool = True
+    """True: one round carries the commits of prompts qualified in an earlier step and the pilots for the next one, and
+    only the first step needs a second round. False: pilots and commits within the step, in two rounds or more."""
+    max_staleness: int = 4
+    """A pilot older than this many versions of the weights is dropped before it can be used, exactly."""
+    n_pilot_kept: int | None = None
+    """Pilot rollouts trained on, chosen by variance of their scores when the prompt is committed; null: all."""
+    buffer_size: int | None = None
+    """Most qualified pilots kept between steps, oldest dropped first; null: as many as max_staleness waves have."""
+    buffer_order: Literal["random", "max_variance"] = "random"
+    """Which qualified pilots are committed first: any, or those with p_hat nearest 1/2 (ties: the newest)."""
+    off_policy: Literal["recompute", "importance"] = "recompute"
+    """How the update treats rollouts of an older policy; read by the training side. ``recompute``: as on-policy, with
+    log-probs of the current policy, as the official code; ``importance``: corrected by the rollouts' own log-probs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.n_pilot < self.group_size, "allocator.n_pilot", self.n_pilot,
+                f"an integer in [1, {self.group_size - 1}], less than group_size={self.group_size}")  # fmt: skip
+        require(self.n_commit in (None, self.group_size - self.n_pilot), "allocator.n_commit", self.n_commit,
+                f"null or {self.group_size - self.n_pilot}: n_pilot={self.n_pilot} + n_commit must be "
+                f"group_size={self.group_size}")  # fmt: skip
+        require(0 <= self.p_lower <= 1, "allocator.p_lower", self.p_lower, "a number in [0, 1]")
+        require(self.p_lower <= self.p_upper <= 1, "allocator.p_upper", self.p_upper,
+                f"a number in [p_lower={self.p_lower}, 1]")  # fmt: skip
+        require(self.p_solve is None or self.p_upper < self.p_solve <= 1, "allocator.p_solve", self.p_solve,
+                f"null, or a number in (p_upper={self.p_upper}, 1]")  # fmt: skip
+        require(self.retire_after >= 1, "allocator.retire_after", self.retire_after, "an integer of 1 or more")
+        require(0 < self.gen_multiple <= 1000, "allocator.gen_multiple", self.gen_multiple, "a number in (0, 1000]")
+        least = "1 or more with binding=true, whose pilots wait for a step" if self.binding else "0 or more"
+        require(self.max_staleness >= self.binding, "allocator.max_staleness", self.max_staleness,
+                f"an integer of {least}")  # fmt: skip
+        require(self.n_pilot_kept is None or 1 <= self.n_pilot_kept <= self.n_pilot, "allocator.n_pilot_kept",
+                self.n_pilot_kept, f"null or an integer in [1, n_pilot={self.n_pilot}]")  # fmt: skip
+        require(self.buffer_size is None or self.buffer_size >= 1, "allocator.buffer_size", self.buffer_size,
+                "null or an integer of 1 or more")  # fmt: skip
+
+    @property
+    def commit(self) -> int:
+        """Rollouts added to a qualified pilot."""
+        return self.group_size - self.n_pilot
+
+
+@register_allocator("pilot_commit")
+class PilotCommit(Allocator):
+    """Pilots qualify, wait in a buffer of groups, and are committed in full; a prompt waits at most once.
+
+    Every round commits as many waiting pilots as the batch needs. It also carries a wave of pilots where the batch
+    needs more than wait, and, with ``binding``, in the first round and whenever fewer than a batch would wait for the
+    next step. Pilots that the step itself needs leave budget for the commits they are likely to lead to.
+    """
+
+    Settings = PilotCommitSettings
+
+    def __init__(self, settings: PilotCommitSettings) -> None:
+        super().__init__(settings)
+        in_band = [self._in_band(successes, settings.n_pilot) for successes in range(settings.n_pilot + 1)]
+        self._rate = CommitRate(sum(in_band) / len(in_band))  # under a uniform prior every count is as likely
+        self._waiting = WaitingGroups(settings.max_staleness)
+        self._solved: dict[int, int] = {}  # by prompt: solved pilots in a row, where a retirement is still open
+        self._numbers: dict[str, float] = {}
+
+    def begin_step(self, ctx) -> None:
+        require(ctx.max_rounds >= 2, "max_rounds", ctx.max_rounds, "2 or more with pilot_commit: pilots, then commits")
+        self._buffer = self._waiting.resume(ctx)  # qualified pilots, oldest first
+        self._wave: list[Group] = []
+        self._batch: list[Group] = []
+        self._pilots = self._qualified = self._retired = self._deferred = 0
+        self._rate.begin_step()
+
+    def ask(self, ctx) -> list[Request]:
+        self._resolve()
+        commit = self.settings.commit
+        need = ctx.target_groups - len(self._batch)
+        chosen = self._pick(min(need, ctx.budget_left // commit), ctx)
+        self._batch += chosen
+        requests = [ctx.request(group, commit) for group in chosen]
+        wave = ctx.admit(self._wave_size(need - len(chosen), ctx.budget_left - len(chosen) * commit, ctx))
+        self._wave = wave
+        self._pilots += len(wave)
+        return requests + [ctx.request(group, self.settings.n_pilot) for group in wave]
+
+    def tell(self, outcomes: Sequence[Outcome], ctx) -> None:
+        for uid in dict.fromkeys(outcome.group for outcome in outcomes):
+            group = ctx.group(uid)
+            if group.verdict is Verdict.CONTINUE and not group.pending:
+                self._judge(group)
+
+    def finish(self, ctx) -> list[Group]:
+        self._resolve()
+        self._rate.end_step()
+        most = self._most_groups(ctx.target_groups)
+        beyond = self._buffer[: max(0, len(self._buffer) - most)]
+        for group in beyond:
+            group.verdict, group.fate = Verdict.ABANDON, Fate.SURPLUS
+        self._waiting.groups = self._buffer[len(beyond) :]
+        lags = [ctx.lag(group) for group in self._batch]
+        self._numbers = {
+            "pilots": float(self._pilots),
+            "pilots_qualified": float(self._qualified),
+            "band_share": self._qualified / self._pilots if self._pilots else 0.0,
+            "band_share_running": self._rate.over_steps,
+            "pilots_retired": float(self._retired),
+            "pilots_deferred": float(self._deferred),
+            "pilots_stale": float(self._waiting.stale),
+            "pilots_beyond_buffer": float(len(beyond)),
+            "commits": float(len(self._batch)),
+            "lag_mean": sum(lags) / len(lags) if lags else 0.0,
+            "lag_max": float(max(lags, default=0)),
+        }
+        return list(self._batch)
+
+    def waiting(self, ctx) -> list[Group]:
+        return list(self._waiting.groups)
+
+    def most_waiting(self, target_groups: int) -> int:
+        return self._most_groups(target_groups) * self.settings.n_pilot
+
+    def metrics(self) -> dict[str, float]:
+        """``lag_mean`` and ``lag_max`` are the versions that the batch's pilots waited."""
+        return dict(self._numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rate": self._rate.state_dict(),
+            "waiting": self._waiting.state_dict(),
+            "solved_prompts": np.array(sorted(self._solved), np.int64),
+            "solved_pilots": np.array([self._solved[prompt] for prompt in sorted(self._solved)], np.int32),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys("pilot_commit", state, ("rate", "waiting", "solved_prompts", "solved_pilots"))
+        self._waiting.load_state_dict(state["waiting"])
+        self._rate.load_state_dict(state["rate"])
+        prompts, pilots = np.asarray(state["solved_prompts"]), np.asarray(state["solved_pilots"])
+        self._solved = dict(zip(prompts.tolist(), pilots.tolist(), strict=True))
+
+    def _in_band(self, successes: int, trials: int) -> bool:
+        # A quotient of integers is the float nearest to it: 2/16 equals a bound written 0.125, 3/10 one written 0.3.
+        return self.settings.p_lower <= successes / trials <= self.settings.p_upper
+
+    def _judge(self, group: Group) -> None:
+        """A pilot is back. Unscored rollouts say nothing; half the pilot must be scored for a prompt to be retired."""
+        settings, prompt = self.settings, group.prompt
+        successes, trials = group.successes, group.trials
+        if trials and self._in_band(successes, trials):
+            self._solved.pop(prompt, None)
+            return  # undecided, until it is committed
+        group.verdict = Verdict.DEFER
+        if settings.p_solve is not None and 2 * trials >= settings.n_pilot and successes / trials >= settings.p_solve:
+            row = self._solved.pop(prompt, 0) + 1
+            if row >= settings.retire_after:
+                group.verdict = Verdict.RETIRE
+            else:
+                self._solved[prompt] = row
+        elif trials:
+            self._solved.pop(prompt, None)
+        self._retired += group.verdict is Verdict.RETIRE
+        self._deferred += group.verdict is Verdict.DEFER
+
+    def _resolve(self) -> None:
+        """Enter the last wave into the buffer, in order of admission, and into the band's running share."""
+        qualified = [group for group in self._wave if group.verdict is Verdict.CONTINUE]
+        if self._wave:
+            self._rate.resolved(len(self._wave), len(qualified))
+        self._buffer += qualified
+        self._qualified += len(qualified)
+        self._wave = []
+
+    def _pick(self, n: int, ctx) -> list[Group]:
+        """Take up to ``n`` pilots out of the buffer and commit them."""
+        n = min(n, len(self._buffer))
+        if n <= 0:
+            return []
+        draw = ctx.rng.permutation(len(self._buffer)).tolist()
+        if self.settings.buffer_order == "max_variance":
+            ranks = []
+            for group, tie in zip(self._buffer, draw, strict=True):
+                p = group.successes / group.trials
+                ranks.append((-round(p * (1 - p), 12), -group.version, tie))
+            draw = sorted(range(len(ranks)), key=ranks.__getitem__)
+        picked = set(draw[:n])
+        chosen = [group for i, group in enumerate(self._buffer) if i in picked]
+        self._buffer = [group for i, group in enumerate(self._buffer) if i not in picked]
+        keep = self.settings.n_pilot_kept
+        for group in chosen:
+            group.verdict = Verdict.COMMIT
+            scored = group.trainable
+            if keep is not None and len(scored) > keep:
+                kept = set(max_variance_subset([outcome.score for outcome in scored], keep, ctx.rng).tolist())
+                group.set_aside(outcome.session for i, outcome in enumerate(scored) if i not in kept)
+        return chosen
+
+    def _wave_size(self, missing: int, left: int, ctx) -> int:
+        """Pilots of this round, with ``missing`` groups of the batch not committed and ``left`` rollouts to spend."""
+        settings = self.settings
+        wave = max(1, round(settings.gen_multiple * ctx.target_groups))
+        if missing > 0 and not self._buffer:
+            if ctx.rounds_left < 2 and settings.max_staleness == 0:
+                return 0  # they could never be committed
+            return min(wave, int(left / (settings.n_pilot + settings.commit * self._rate.now)))
+        if settings.binding and (ctx.round == 1 or len(self._buffer) < ctx.target_groups):
+            return min(wave, left // settings.n_pilot)
+        return 0
+
+    def _most_groups(self, target_groups: int) -> int:
+        settings = self.settings
+        if settings.max_staleness == 0:
+            return 0
+        wave = max(1, round(settings.gen_multiple * target_groups))
+        natural = settings.max_staleness * wave
+        return natural if settings.buffer_size is None else settings.buffer_size

@@ -1,0 +1,102 @@
+"""Reinforce-Ada (the sequential form): rounds of rollouts for each prompt until it has enough of both outcomes.
+
+"Reinforce-Ada: An Adaptive Sampling Framework for Reinforce-Style LLM Training", arXiv 2510.04996.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..groups import Group, Outcome, Request, Verdict
+from ..registry import register_allocator
+from ..settings import require
+from .base import Allocator, AllocatorSettings
+
+
+@dataclass(frozen=True)
+class ReinforceAdaSettings(AllocatorSettings):
+    """Settings of Reinforce-Ada.
+
+    Groups differ in size: ``group_size`` is the largest, where a prompt never leaves (published: 4 rounds of 8), so a
+    batch has at most ``stop.groups`` x ``group_size`` rows. The published rule then trains on 4 of each: compose it
+    with the down-sampler ``max_variance``, ``keep: 4``, which on outcomes of 0 and 1 takes two of each where it can;
+    batches are then of equal groups. Published with ``algorithm.norm_adv_by_std_in_grpo=False``.
+    """
+
+    group_size: int = 32
+    """Most rollouts of a prompt."""
+    chunk: int = 8
+    """Rollouts a round of a prompt that has not left yet."""
+    leave: Literal["balanced", "positive"] = "balanced"
+    """``balanced``: a prompt leaves with floor(m/2) correct and m - floor(m/2) wrong rollouts, m = ``wanted``;
+    ``positive``: with one correct rollout."""
+    wanted: int = 4
+    """m, the rollouts of a prompt that the update is to have."""
+    normalise_over: Literal["selected", "group"] = "group"
+    """Whose mean and standard deviation the advantage uses: ``group``, of all scored rollouts of the prompt (as
+    published); ``selected``, of those that reach the update."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.chunk <= self.group_size, "allocator.chunk", self.chunk,
+                f"an integer in [1, group_size={self.group_size}]")  # fmt: skip
+        require(2 <= self.wanted <= self.group_size, "allocator.wanted", self.wanted,
+                f"an integer in [2, group_size={self.group_size}]")  # fmt: skip
+
+
+@register_allocator("reinforce_ada")
+class ReinforceAda(Allocator):
+    """``stop.groups`` prompts; every group is trained on, those that never left too.
+
+    Prompts are admitted only as far as the budget covers a chunk of each. Where it ends before ``group_size`` or the
+    rounds do, those still active get no more, in the order of admission.
+    """
+
+    Settings = ReinforceAdaSettings
+
+    def __init__(self, settings: ReinforceAdaSettings) -> None:
+        super().__init__(settings)
+        self._left = self._active = 0
+
+    def begin_step(self, ctx) -> None:
+        self._left = 0
+
+    def ask(self, ctx) -> list[Request]:
+        chunk = self.settings.chunk
+        if ctx.round == 1:
+            active = ctx.admit(min(ctx.target_groups, ctx.budget_left // chunk))
+        else:
+            active = [group for group in ctx.groups if group.verdict is Verdict.CONTINUE]
+        requests, left = [], ctx.budget_left
+        for group in active:
+            n = min(chunk, self.group_size - group.requested, left)
+            if n > 0:
+                requests.append(ctx.request(group, n))
+                left -= n
+        return requests
+
+    def tell(self, outcomes: Sequence[Outcome], ctx) -> None:
+        for uid in dict.fromkeys(outcome.group for outcome in outcomes):
+            group = ctx.group(uid)
+            if not group.pending and self._leaves(group):
+                group.verdict = Verdict.COMMIT
+                self._left += 1
+
+    def finish(self, ctx) -> list[Group]:
+        self._active = len(ctx.groups) - self._left
+        for group in ctx.groups:
+            group.verdict = Verdict.COMMIT
+        return list(ctx.groups)
+
+    def metrics(self) -> dict[str, float]:
+        """Prompts that left, and those that never had enough of both outcomes."""
+        return {"prompts_left": float(self._left), "prompts_never_left": float(self._active)}
+
+    def _leaves(self, group: Group) -> bool:
+        correct, wrong = group.successes, group.trials - group.successes
+        if self.settings.leave == "positive":
+            return correct >= 1
+        half = self.settings.wanted // 2
+        return correct >= half and wrong >= self.settings.wanted - half

@@ -1,0 +1,104 @@
+"""Predict, then select: a seeded sample of the pool is scored and served best first."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..pool import PromptPool
+from ..settings import require
+from ..state import StateError, rng_for
+from .base import Selector, SelectorSettings
+
+# Scores that differ by less are ties.
+TIE_DECIMALS = 12
+
+
+@dataclass(frozen=True)
+class CandidateSettings(SelectorSettings):
+    """Settings of selectors that score a sample of the pool."""
+
+    candidates: int = 16
+    """Candidates drawn at a time, in units of the batch (``stop.groups``)."""
+    seed: int = 0
+    """Seed of the candidates, of ties and of any draws."""
+
+    def __post_init__(self) -> None:
+        require(self.candidates >= 1, "selector.candidates", self.candidates, "an integer of 1 or more")
+        require(self.seed >= 0, "selector.seed", self.seed, "an integer of 0 or more")
+
+
+class CandidateSelector(Selector):
+    """Draws candidates from what the pool may offer, uniformly without replacement, and serves them best first.
+
+    An allocator that comes back within the step is served on down the same candidates; once all of them are offered, as
+    many are drawn again from the rest of the pool. Randomness is by step, so that it needs no saved state.
+    """
+
+    Settings: type = CandidateSettings
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self._prompts = 0
+        self._groups = 1
+        self._queue: list[int] = []
+        self._seen = array("q")
+        self._drawn = 0
+        self._numbers: dict[str, float] = {}
+
+    def _start(self, prompts: int) -> None:
+        """Make the arrays, for so many prompts."""
+        raise NotImplementedError
+
+    def _losses(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A number a candidate; the smallest is offered first."""
+        raise NotImplementedError
+
+    def begin_step(self, step: int, pool: PromptPool) -> None:
+        super().begin_step(step, pool)
+        if not self._prompts:
+            self._prompts = len(pool)
+            self._start(len(pool))
+        elif self._prompts != len(pool):
+            raise StateError(f"{type(self).__name__} knows {self._prompts} prompts and the pool has {len(pool)}")
+        self._rng = rng_for(self.settings.seed, type(self).__name__, step)
+        self._queue, self._seen = [], array("q")
+        self._drawn = 0
+
+    def step_budget(self, groups: int, group_size: int, rollouts: int) -> int:
+        self._groups = groups
+        return rollouts
+
+    def select(self, n: int) -> list[int]:
+        assert self.pool is not None, "begin_step comes first"
+        chosen: list[int] = []
+        while len(chosen) < n:
+            if not self._queue and not self._draw(n):
+                break
+            taken, self._queue = self._queue[: n - len(chosen)], self._queue[n - len(chosen) :]
+            self.pool.mark_offered(taken)
+            chosen += taken
+        return chosen
+
+    def observe(self, prompt_row: int, successes: int, trials: int, group_size: int) -> None:
+        if trials:
+            self._seen.extend((prompt_row, successes, trials, group_size))
+
+    def _outcomes(self) -> np.ndarray:
+        """Rows, successes, trials and group sizes of the step, each a row of an integer array."""
+        return np.array(self._seen).reshape(-1, 4).T
+
+    def _draw(self, n: int) -> bool:
+        """Candidates for the queue; False when the pool has no more in this step."""
+        free = np.flatnonzero(self.pool.eligible())
+        size = min(len(free), self.settings.candidates * max(self._groups, n))
+        if not size:
+            return False
+        rows = self._rng.choice(free, size, replace=False)  # in random order, so a stable sort breaks ties by seed
+        losses = np.round(self._losses(rows, self._rng), TIE_DECIMALS)
+        self._queue = rows[np.argsort(losses, kind="stable")].tolist()
+        self._drawn += size
+        return True

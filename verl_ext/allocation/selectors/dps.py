@@ -1,0 +1,159 @@
+"""DPS: a three-state hidden Markov model of each prompt predicts which will be mixed.
+
+"Dynamics-Predictive Sampling", arXiv 2603.10887. States: 0 all failed, 1 mixed, 2 all passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..registry import register_selector
+from ..settings import require
+from ..state import StateError, check_keys
+from .candidates import CandidateSelector, CandidateSettings
+
+MIXED = 1
+
+
+def predict(counts: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """pi' = P pi with P = A / column sums: the distribution of the next state.
+
+    Args:
+        counts: A, shape (3, 3, M): weight of transitions to the first index from the second.
+        state: pi, shape (3, M).
+    """
+    weight = state / counts.sum(axis=0)
+    return (counts * weight).sum(axis=1)
+
+
+def condition(counts: np.ndarray, state: np.ndarray, likelihood: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The next state and the transition into it, given an observation: one step of the forward filter.
+
+    xi_ij = e_i P_ij pi_j / sum;   pi_i = sum_j xi_ij
+
+    Args:
+        counts: A, (3, 3, M).
+        state: pi before, (3, M).
+        likelihood: e, (3, M): probability of the observation in each state.
+
+    Returns:
+        pi, (3, M), and xi, (3, 3, M).
+    """
+    joint = likelihood[:, None] * counts * (state / counts.sum(axis=0))
+    joint /= joint.sum(axis=(0, 1))
+    return joint.sum(axis=1), joint
+
+
+def likelihood(successes: np.ndarray, trials: np.ndarray, group_size: np.ndarray, soft: bool) -> np.ndarray:
+    """e, (3, M): how probable each state makes the outcomes, up to a factor.
+
+    One-hot, but for a pure prefix of n < k rollouts with ``soft``: a mixed group of k, its number of successes uniform
+    on 1 .. k - 1, begins with n alike with probability (k - n) / ((n + 1)(k - 1)).
+    """
+    none, every = successes == 0, successes == trials
+    one_hot = np.stack([none, ~none & ~every, every]).astype(np.float64)
+    if soft:
+        short = (none | every) & (trials < group_size)
+        n, k = trials[short], group_size[short]
+        one_hot[MIXED, short] = (k - n) / ((n + 1) * (k - 1))
+    return one_hot
+
+
+@dataclass(frozen=True)
+class DpsSettings(CandidateSettings):
+    """Settings of DPS."""
+
+    candidates: int = 32
+    """Candidates drawn at a time, in units of the batch (``stop.groups``). 32 is the paper's for mathematics."""
+    forget: float = 0.7
+    """lambda, weight that a prompt's transition counts keep each step; what they lose goes back to the prior. .95 is
+    better once nothing moves, and worse while learning."""
+    prior: float = 1.0
+    """Prior weight of every transition."""
+    censored: Literal["hard", "soft"] = "hard"
+    """What an abandoned prefix says, e.g. 4 of 4 failed where the group has 8: ``hard``: the group would have failed;
+    ``soft``: that weighed with the chance that it would have become mixed, by the prefix's length. Hard labels learn
+    faster, soft ones keep falsely abandoned prompts alive where the policy hardly moves."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.forget <= 1, "selector.forget", self.forget, "a number in [0, 1]")
+        require(0 < self.prior < float("inf"), "selector.prior", self.prior, "a finite number above 0")
+
+
+@register_selector("dps")
+class Dps(CandidateSelector):
+    """Offers the candidates most likely to be mixed.
+
+    Each step, for every prompt: A <- lambda A + (1 - lambda) A_0, plus the transition seen if it was observed;
+    pi <- the state seen, or P pi. What is unscorable is unobserved. After about 40 steps without observation,
+    predictions agree to within rounding: they are rounded, and such ties broken by the seed.
+    """
+
+    Settings = DpsSettings
+
+    def _start(self, prompts: int) -> None:
+        self._counts = np.full((3, 3, prompts), self.settings.prior)
+        self._state = np.full((3, prompts), 1 / 3)
+        # Scored rollouts and group size of the last observation: fewer than the group size is a censored one.
+        self._trials = np.zeros(prompts, np.uint16)
+        self._sizes = np.zeros(prompts, np.uint16)
+
+    def _losses(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return -predict(self._counts[:, :, rows], self._state[:, rows])[MIXED]
+
+    def end_step(self) -> None:
+        forget, prior = self.settings.forget, self.settings.prior
+        rows, successes, trials, sizes = self._outcomes()
+        weights = likelihood(successes, trials, sizes, self.settings.censored == "soft")
+        before = self._state[:, rows]
+        seen, moved = condition(self._counts[:, :, rows], before, weights)
+        expected = predict(self._counts[:, :, rows], before)[MIXED]
+        self._state = predict(self._counts, self._state)
+        self._state[:, rows] = seen
+        self._counts *= forget
+        self._counts += (1 - forget) * prior
+        self._counts[:, :, rows] += moved
+        self._trials[rows], self._sizes[rows] = trials, sizes
+        known = self._sizes > 0
+        self._numbers = {
+            "candidates": float(self._drawn),
+            "seen_share": float(known.mean()),
+            "censored_share": float((self._trials < self._sizes)[known].mean()) if known.any() else 0.0,
+        }
+        if len(rows):
+            self._numbers["mixed_predicted"] = float(expected.mean())
+            self._numbers["mixed_realised"] = float(((0 < successes) & (successes < trials)).mean())
+
+    def metrics(self) -> dict[str, float]:
+        """``mixed_predicted`` and ``mixed_realised``: of the prompts observed in the step; ``censored_share``: of the
+        prompts ever observed, those whose last observation was a prefix."""
+        return dict(self._numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """100 bytes a prompt."""
+        if not self._prompts:
+            return {"prompts": 0}
+        return {
+            "prompts": self._prompts,
+            "counts": self._counts.copy(),
+            "state": self._state.copy(),
+            "trials": self._trials.copy(),
+            "sizes": self._sizes.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        arrays = ("counts", "state", "trials", "sizes") if state.get("prompts") else ()
+        check_keys("dps", state, ("prompts", *arrays))
+        for name in arrays:
+            if np.shape(state[name])[-1] != state["prompts"]:
+                raise StateError(
+                    f"state of dps: {name} has the shape {np.shape(state[name])}, for {state['prompts']} prompts"
+                )
+        self._prompts = int(state["prompts"])
+        for name in arrays:
+            setattr(self, f"_{name}", np.array(state[name]))

@@ -1,0 +1,79 @@
+"""The real collector, Ray actors and TransferQueue on fake engines, without a trainer: for tests of scale and faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+
+class FakePrompts:
+    """A data set of `n` prompts as `PromptRows` reads it."""
+
+    def __init__(self, n: int) -> None:
+        import datasets
+
+        self.dataframe = datasets.Dataset.from_dict(
+            {
+                "data_source": ["fake"] * n,
+                "prompt": [[{"role": "user", "content": f"prompt {i}"}] for i in range(n)],
+                "reward_model": [{"style": "rule", "ground_truth": str(i)} for i in range(n)],
+            }
+        )
+
+    def __len__(self) -> int:
+        return len(self.dataframe)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        fields = dict(self.dataframe[row])
+        return fields | {"raw_prompt": fields.pop("prompt"), "index": row}
+
+
+def fake_config(overrides: list[str] | tuple[str, ...] = ()) -> DictConfig:
+    """The configuration of recipe cpu/sara (or another, by override) with a key `fake_engine` for the fake model."""
+    import verl_ext.main_ppo  # noqa: F401  (registers the resolvers of the configuration)
+
+    given = list(overrides)
+    if not any(item.startswith("recipe=") for item in given):
+        given.insert(0, "recipe=cpu/sara")
+    with initialize_config_module("verl_ext.configs", version_base=None):
+        config = compose("main", overrides=given)
+    OmegaConf.resolve(config)
+    return config
+
+
+@contextmanager
+def fake_run(config: DictConfig, prompts: int = 4096) -> Iterator[Any]:
+    """A connected `Collector` on a Ray cluster of its own; `collector.sample(step)` runs the rounds of one step.
+
+    Everything started here is ended on leaving.
+    """
+    from verl_ext.platform import activate_cpu_platform
+
+    activate_cpu_platform(config)
+    import ray
+    import transfer_queue as tq
+
+    from verl_ext.training.collector import Collector
+    from verl_ext.training.fake_engine import FakeEngineManager
+    from verl_ext.training.prompts import PromptRows
+    from verl_ext.training.settings import check_config
+
+    settings, budget = check_config(config)
+    with open_dict(config):
+        config.transfer_queue.enable = True
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, ignore_reinit_error=False)
+    try:
+        tq.init(config.transfer_queue)
+        try:
+            manager = FakeEngineManager.create(config=config, llm_client=None)
+            collector = Collector(settings, budget, PromptRows(FakePrompts(prompts), config.data))
+            collector.connect(manager)
+            yield collector
+        finally:
+            tq.close()
+    finally:
+        ray.shutdown()
