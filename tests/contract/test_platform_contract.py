@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 import verl_ext
-from verl_ext.platform import activate, alias
+from verl_ext.platform import activate, alias, cleanup
 
 PATCHED = "_verl_ext_patched"
 
@@ -108,6 +108,50 @@ def test_nothing_is_registered_or_patched_unless_asked_for():
         """
     )
     assert out.split()[-2:] == ["False", "False"]
+
+
+# --- Ray -----------------------------------------------------------------------------------------------------
+
+RAY_DRIVER = """
+    import time
+    from verl_ext.platform import cleanup
+    with cleanup.run_guard() as run_id:
+        import ray
+        ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
+
+        @ray.remote
+        class Actor:
+            def sleep(self):
+                # What vLLM does: a process in a session of its own, which nobody waits for.
+                import subprocess, sys
+                subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+                time.sleep(300)
+
+        actor = Actor.remote()
+        waiting = actor.sleep.remote()
+        while len(cleanup.run_processes(run_id)) < 4:
+            time.sleep(0.1)
+        time.sleep(2)
+        print("RUN", run_id, flush=True)
+        ray.get(waiting)
+    """
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
+def test_sigterm_unwinds_a_run_on_ray_and_leaves_nothing():
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(RAY_DRIVER)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    run_id = next(line.split()[1] for line in driver.stdout if line.startswith("RUN "))
+    # Ray's and the orphan: the mark reaches what a Ray worker starts, and titles do not hide it.
+    titles = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in cleanup.run_processes(run_id)]
+    assert any(b"ray::Actor" in title for title in titles)
+    assert sum(b"time.sleep(300)" in title for title in titles) >= 1
+    driver.terminate()
+    _, errors = driver.communicate(timeout=60)
+    assert driver.returncode == 143, errors
+    assert cleanup.run_processes(run_id) == []
 
 
 # --- verl: the platform and its patches -----------------------------------------------------------

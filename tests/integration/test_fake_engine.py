@@ -33,21 +33,17 @@ def stack():
         yield config, collector
 
 
-def collector_with(stack, *overrides, prompts=None, **fake):
-    """A fresh collector on the running cluster, with workers of the given fake model."""
-    from omegaconf import OmegaConf, open_dict
-
+def collector_with(stack, *overrides, **fake):
+    """A fresh collector on the running cluster and its workers, which get the given fake model."""
     from verl_ext.training.collector import Collector
-    from verl_ext.training.fake_engine import FakeEngineManager
+    from verl_ext.training.fake_engine import FakeEngineSettings
     from verl_ext.training.settings import check_config
 
     _, running = stack
-    config = fake_config(overrides)
-    with open_dict(config):
-        config.fake_engine = OmegaConf.create(fake)
-    settings, budget = check_config(config)
-    collector = Collector(settings, budget, prompts or running.prompts)
-    collector.connect(FakeEngineManager.create(config=config, llm_client=None))
+    settings, budget = check_config(fake_config(overrides))
+    collector = Collector(settings, budget, running.prompts)
+    collector.connect(running.backend.manager)
+    collector.backend.manager.set_model(FakeEngineSettings(**fake))
     return collector
 
 

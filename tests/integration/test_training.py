@@ -19,7 +19,7 @@ def test_sara_trains_saves_and_resumes(tmp_path):
         metrics = first.step(step)
         assert metrics["allocation/groups"] == 32 and metrics["allocation/rows"] == 256
         assert metrics["allocation/optimizer_steps"] == 2 and metrics["allocation/pad_share"] == 0
-        assert metrics["allocation/effective_share"] == 1.0
+        assert metrics["allocation/batch_effective_share"] == 1.0
         assert metrics["allocation/rounds"] >= 2
         assert 0 <= metrics["allocation/round_gap_s"]
         assert metrics["actor/grad_norm"] > 0

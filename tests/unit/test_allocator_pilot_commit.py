@@ -183,6 +183,22 @@ def test_the_buffer_drops_the_oldest_and_prefers_what_it_is_told_to():
     assert max(pilot[uid] for uid in used) <= min(pilot[uid] for uid in pilot if uid not in used)
 
 
+class Half:
+    """Every other rollout is right."""
+
+    def generate(self, requests):
+        return [Outcome(r.group.uid, s, s % 2 == 0, float(s % 2 == 0), 1, 1) for r in requests for s in r.sessions]
+
+
+def test_of_equal_pilots_the_newest_are_committed_first():
+    run = Run(np.full(300, 0.5), "pilot_commit", groups=2, settings={**SMALL, "buffer_order": "max_variance"},
+              backend=Half())  # fmt: skip
+    step(run, 0)
+    collected, _ = step(run, 1)
+    assert {group.born for group in collected.waiting} == {0, 1} and len(collected.groups) == 2
+    assert {group.born for group in step(run, 2)[0].groups} == {1}
+
+
 def test_retirement_after_several_solved_pilots_in_a_row():
     class Scripted:
         """Prompt 0 is always solved, 1 fails every other visit, 2 is scored in a quarter, 3 is mixed."""
@@ -239,6 +255,11 @@ def test_it_ends_on_dead_data(rates, faults, binding):
 
 
 def test_budgets_below_the_published_cost_still_fill_what_they_can():
+    # pilots of the step leave room for the commits they lead to: all qualify, so 16 of 16 each and nothing left over
+    run = Run(np.full(300, 0.5), "pilot_commit", groups=16, rollouts=16 * 16, backend=Half(),
+              settings={**SMALL, "binding": False})  # fmt: skip
+    run.step(0)
+    assert len(run.step(1).groups) >= 15
     # equal rollouts a step: pilots and commits share B k
     run = Run(u_shaped(0.5, 3000), "pilot_commit", groups=16, rollouts=16 * 16, settings=SMALL)
     made = []

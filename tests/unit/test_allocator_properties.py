@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 import verl_ext.configs
 from tests.unit.allocation.helpers import Run, check_step, decisions, examples
-from verl_ext.allocation import Fate, Verdict, make_allocator, make_downsampler, make_selector
+from verl_ext.allocation import Fate, PromptPool, Verdict, make_allocator, make_downsampler, make_selector
 from verl_ext.allocation.registry import allocators, downsamplers
 
 RULES = [
@@ -106,6 +106,29 @@ def test_configs_compose_into_rules(name, n):
     if name == "speed_rl":
         assert rule.settings.commit == 12 and rule.settings.p_solve is None
         assert [rule._in_band(s, 4) for s in range(5)] == [False, True, True, True, False]
+
+
+def test_a_held_prompt_does_not_end_the_offers_of_an_epoch():
+    pool = PromptPool([f"prompt-{i}" for i in range(5)])
+    pool.begin_step()
+    pool.take(5)
+    for epoch in (1, 1, 2, 2):  # row 3 waits for several steps, over an epoch's edge
+        pool.begin_step()
+        pool.hold(3)
+        taken = pool.take(2)
+        assert len(taken) == 2 and 3 not in taken and pool.epoch == epoch and not pool.offered(3)
+    pool.begin_step()
+    assert 3 in pool.take(5)
+
+
+def test_a_deferral_ends_with_the_epoch_that_the_prompt_was_offered_in():
+    """A step over the edge: the prompts of the old epoch are back in the new one, those of the new one are not."""
+    run = Run(np.zeros(10), "pilot_commit", groups=1, rollouts=8 * 4, settings={"group_size": 8, "n_pilot": 4,
+                                                                               "gen_multiple": 8.0})  # fmt: skip
+    first, second, third = ([group.prompt for group in run.step(number).started] for number in range(3))
+    assert len(first) == len(second) == len(third) == 8 and sorted(first + second[:2]) == list(range(10))
+    left = set(range(10)) - set(second[2:])  # of the second epoch, the old epoch's last two among them
+    assert set(second[:2]) < left == set(third[:4]) and run.pool.epoch == 2
 
 
 def test_a_selector_finds_waiting_prompts_out_of_reach():

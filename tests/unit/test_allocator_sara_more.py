@@ -190,13 +190,22 @@ def test_the_point_of_abandonment_follows_the_prompts_own_posterior(discount, pa
 
 def test_lost_rollouts_shorten_what_a_prompt_with_a_past_can_reach():
     judge = carried()._judge
-    judge.end_step([pure(1, 8)])
+    judge.end_step([pure(1, 2)])
     judge.start([Group("g", 0, 1)])
     group = Group("g", 0, 1, requested=4)
     for s in range(4):
         group.add(Outcome("g", s, None if s < 2 else True, 1.0, 1, 1))
-    a, tau = 1 + 0.7 * 8, (effective_probability(0, 3, 8) + effective_probability(0, 4, 8)) / 2
-    assert judge.verdicts([group])[0] == (2 if effective_probability(2, 2, 6, a, 1) < tau else 0)
+    a, tau = 1 + 0.7 * 2, (effective_probability(0, 3, 8) + effective_probability(0, 4, 8)) / 2
+    assert effective_probability(2, 2, 6, a, 1) < tau < effective_probability(2, 2, 8, a, 1)
+    assert judge.verdicts([group])[0] == 2 and judge.verdicts([pure(1, 2)])[0] == 0
+
+
+def test_the_past_is_discounted_at_every_visit():
+    judge = carried(discount=0.5)._judge
+    for kind, n in [(1, 8), (0, 4), (1, 2)]:
+        judge.end_step([pure(kind, n), Group("unscored", 0, 0)])
+    successes, failures = 0.25 * 8 + 2, 0.5 * 4
+    assert [float(x[0]) for x in judge._prior([Group("g", 0, 1)])] == [1 + 0.5 * successes, 1 + 0.5 * failures]
 
 
 @pytest.mark.parametrize("discount", [0.7, 0.8])
@@ -304,7 +313,7 @@ def test_graded_rewards_without_a_right_answer(extra):
     for number in range(4):
         collected = run.step(number)
         check_step(run, collected, run.ledger.step_record(number))
-        assert collected.short_by == 0 and collected.metrics["effective_share"] == 1.0
+        assert collected.short_by == 0 and collected.metrics["batch_effective_share"] == 1.0
         for group in collected.groups:
             scores = [outcome.score for outcome in group.outcomes]
             assert max(scores) - min(scores) > 0.1 and len(scores) == 8
@@ -313,7 +322,7 @@ def test_graded_rewards_without_a_right_answer(extra):
                 scores = [outcome.score for outcome in group.outcomes]
                 assert max(scores) - min(scores) <= 0.1 + 1e-9 and 2 <= len(scores) <= 8
     flat = Run(means, "sara", groups=8, settings=settings, backend=Graded(means, 0.0)).step(0)
-    assert not flat.groups and flat.metrics["effective_share"] == 0.0
+    assert not flat.groups and flat.metrics["batch_effective_share"] == 0.0
 
 
 def test_settings_are_checked_by_name():

@@ -84,6 +84,21 @@ def test_only_trainable_rollouts_are_chosen(name):
     assert rule.select(group_of([1.0, None, 0.0])) == [0, 2]
 
 
+def test_a_rule_that_ignores_what_was_set_aside_does_not_train_on_it():
+    class All(type(make_downsampler("none"))):
+        def select(self, group, rng=None):
+            return [outcome.session for outcome in group.outcomes]
+
+    run = Run(np.full(200, 0.5), "pilot_commit", groups=4, failing=0.1, unscorable=0.1,
+              settings={"group_size": 12, "n_pilot": 8, "n_pilot_kept": 3})  # fmt: skip
+    run.downsampler = All(run.downsampler.settings)
+    collected = run.step(0)
+    assert len(collected.groups) == 4
+    for group in collected.groups:
+        kept = [outcome.session for outcome in collected.kept if outcome.group == group.uid]
+        assert sum(session < 8 for session in kept) == 3 and kept == [outcome.session for outcome in group.trainable]
+
+
 @pytest.mark.parametrize("subset", [max_reward_subset, percentile_subset])
 def test_bad_input_is_named(subset):
     with pytest.raises(ValueError, match="nan of rollout 1"):

@@ -314,11 +314,11 @@ def _metrics(
     fresh = [group for group in ctx.groups if group.born == ctx.step]
     started = len(fresh)
     metrics = {
-        "effective_share": sum(group.mixed for group in trained) / len(trained) if trained else 0.0,
+        "batch_effective_share": sum(group.mixed for group in trained) / len(trained) if trained else 0.0,
         "groups": float(len(trained)),
         "groups_started": float(started),
         "groups_waiting": float(waiting),
-        "mixed_share": sum(group.mixed for group in fresh) / started if started else 0.0,
+        "effective_share": sum(group.mixed for group in fresh) / started if started else 0.0,
         "short_by": float(short_by),
         "rounds": float(rounds),
         "rollouts": float(ctx.issued),

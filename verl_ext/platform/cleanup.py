@@ -10,13 +10,14 @@ Linux only (it reads ``/proc``); elsewhere nothing is found and nothing is ended
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 RUN_ID = "VERL_EXT_RUN_ID"
@@ -96,6 +97,29 @@ def _start_watcher(run_id: str) -> subprocess.Popen:
     )
 
 
+def _after_ray_init(action: Callable[[], None]) -> None:
+    """Run ``action`` after every ``ray.init`` of this process.
+
+    ``ray.init`` (Ray 2.60) puts handlers of its own in place of those it finds; the one for SIGTERM aborts the process.
+    """
+    from .patches import after_import
+
+    def wrap() -> None:
+        import ray
+
+        original = ray.init
+
+        @functools.wraps(original)
+        def init(*args, **kwargs):
+            context = original(*args, **kwargs)
+            action()
+            return context
+
+        ray.init = init
+
+    after_import("ray", wrap)
+
+
 @contextmanager
 def run_guard() -> Iterator[str]:
     """Mark this run's processes, and end those that are left when the block is left, in whichever way.
@@ -112,17 +136,26 @@ def run_guard() -> Iterator[str]:
     os.environ["SPT_NOENV"] = "1"
     watcher = _start_watcher(run_id)
 
+    guarded, terminated = True, False
+
     def on_sigterm(number, frame):
+        nonlocal terminated
+        terminated = True
         raise SystemExit(128 + number)
 
+    def catch_sigterm():
+        return signal.signal(signal.SIGTERM, on_sigterm) if guarded else None
+
     try:
-        previous = signal.signal(signal.SIGTERM, on_sigterm)
+        previous = catch_sigterm()
+        _after_ray_init(catch_sigterm)
     except ValueError:
         # Not in the main thread: no handler of ours, the watcher still does its work.
         previous = None
     try:
         yield run_id
     finally:
+        guarded = False
         ray = sys.modules.get("ray")
         try:
             if ray is not None and ray.is_initialized():
@@ -138,6 +171,9 @@ def run_guard() -> Iterator[str]:
                     os.environ[key] = value
             watcher.stdin.close()
             watcher.wait()
+        if terminated:
+            # ray.get turns whatever a handler raises into exit status 1.
+            raise SystemExit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """The tiny task: chain sums of single digits, and the sloppy adder whose habit reinforcement learning must break.
 
-A prompt is a chain sum, `9+8+7+6=`, and the right answer is its total, `30`, followed by the end token: three new tokens
-at most. The difficulty of a prompt is `total // 10`, the number of tens carried on the way (0 to 5).
+A prompt is a chain sum, `9+8+7+6=`, and the right answer is its total, `30`, followed by the end token: three new
+tokens at most. The difficulty of a prompt is `total // 10`, the number of tens carried on the way (0 to 5).
 
-The policy is pre-trained on answers written by a *sloppy adder*: someone who adds digit by digit and, each time the units
-pass ten, forgets to carry that ten with probability 1/2. A policy that has learned this corpus perfectly answers a
-prompt of difficulty d rightly with probability 2**-d: all but always at 0, one time in 32 at 5. So success rates run from
-0 to 1 across prompts, as they do for a language model on real mathematics, and there is something to unlearn: RL rewards
-the true total only, every ingredient of which the policy already has, and the habit of dropping tens has to go. (A policy
-pre-trained on right answers leaves RL almost nothing to improve: it is right, or the sum is beyond it.)
+The policy is pre-trained on answers written by a *sloppy adder*: someone who adds digit by digit and, each time the
+units reach ten, forgets to carry that ten with probability 1/2. A policy that has learned this corpus perfectly answers
+a prompt of difficulty d rightly with probability 2**-d: always at 0, one time in 32 at 5. So success rates run from 0
+to 1 across prompts, as they do for a language model on real mathematics, and there is something to unlearn. RL rewards
+the true total only. The policy already produces it now and then; the habit of dropping tens is what has to go. (A
+policy pre-trained on right answers leaves RL almost nothing to improve: it is right, or the sum is beyond it.)
 
-Held-out prompts are chosen by a hash of the *sorted* digits, so that all orders of the same digits fall on the same side.
+Held-out prompts are chosen by a hash of the *sorted* digits, so that all orders of the same digits fall on one side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verl_ext.tiny.settings import DIFFICULTIES, PolicySettings
 
 DATA_SOURCE = "chain_sums"
 
-_DRAWS_LIMIT = 5_000_000  # about half a minute: far above what any feasible request needs
+_DRAWS_FOR_EACH = 1000  # draws for each prompt wanted, before they are said to be too few
 
 
 def prompt_text(digits: Sequence[int]) -> str:
@@ -71,27 +71,69 @@ def sloppy_total(digits: Sequence[int], forget_probability: float, rng: Random) 
     return 10 * tens + units
 
 
-def draw_digits(settings: PolicySettings, rng: Random) -> tuple[int, ...]:
-    """One chain: its length uniform in min_digits..max_digits, its digits uniform in 0..9; totals of 60 and more are redrawn."""
-    span = settings.max_digits - settings.min_digits + 1
-    while True:
-        length = settings.min_digits + int(rng.random() * span)
-        digits = tuple(int(rng.random() * 10) for _ in range(length))
-        if difficulty(digits) < DIFFICULTIES:
-            return digits
+@lru_cache(maxsize=1 << 12)
+def _chains(length: int, total: int) -> int:
+    """Number of chains of that many digits 0..9 with that total."""
+    if length == 0:
+        return int(total == 0)
+    return sum(_chains(length - 1, total - digit) for digit in range(min(9, total) + 1))
+
+
+def _pick(rng: Random, weights: Sequence[int]) -> int:
+    """An index, drawn in proportion to the weights."""
+    mark = int(rng.random() * sum(weights))
+    for index, weight in enumerate(weights):
+        mark -= weight
+        if mark < 0:
+            return index
+    raise ValueError(f"weights must not all be 0, got {weights}")
+
+
+@lru_cache(maxsize=64)
+def _lengths(level: int, shortest: int, longest: int) -> tuple[int, ...]:
+    lengths = tuple(n for n in range(shortest, longest + 1) if 9 * n >= 10 * level)
+    if not lengths:
+        raise ValueError(f"max_digits={longest} is too few for totals of difficulty {level} ({10 * level} and more)")
+    return lengths
+
+
+@lru_cache(maxsize=64)
+def _totals(level: int, length: int) -> tuple[int, ...]:
+    return tuple(_chains(length, 10 * level + units) for units in range(10))
+
+
+@lru_cache(maxsize=1 << 12)
+def _first_digits(length: int, total: int) -> tuple[int, ...]:
+    return tuple(_chains(length - 1, total - digit) for digit in range(min(9, total) + 1))
+
+
+def draw_digits(level: int, settings: PolicySettings, rng: Random) -> tuple[int, ...]:
+    """One chain of a difficulty: length uniform among those possible, then uniform among all such chains.
+
+    Raises:
+        ValueError: no chain of at most `max_digits` digits is that difficult.
+    """
+    lengths = _lengths(level, settings.min_digits, settings.max_digits)
+    length = lengths[int(rng.random() * len(lengths))]
+    left = 10 * level + _pick(rng, _totals(level, length))
+    digits = []
+    for remaining in range(length, 0, -1):
+        digit = _pick(rng, _first_digits(remaining, left))
+        digits.append(digit)
+        left -= digit
+    return tuple(digits)
 
 
 def draw_pretraining_pair(settings: PolicySettings, rng: Random) -> tuple[str, str]:
     """A prompt that is not held out, its difficulty uniform in 0..5, and the sloppy adder's answer to it."""
-    level = int(rng.random() * DIFFICULTIES)
     while True:
-        digits = draw_digits(settings, rng)
-        if difficulty(digits) == level and not is_held_out(digits, settings.held_out_percent):
+        digits = draw_digits(int(rng.random() * DIFFICULTIES), settings, rng)
+        if not is_held_out(digits, settings.held_out_percent):
             return prompt_text(digits), str(sloppy_total(digits, settings.forget_probability, rng))
 
 
 def quotas(size: int, shares: Sequence[float]) -> list[int]:
-    """`size` split in proportion to `shares` by largest remainders: adds up to `size`, each within 1 of its exact part."""
+    """`size` split in proportion to `shares` by largest remainders: adds up to it, each within 1 of its exact part."""
     exact = [size * share for share in shares]
     counts = [int(x) for x in exact]
     by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
@@ -113,29 +155,26 @@ def draw_prompts(
         seed: the same seed gives the same list.
 
     Raises:
-        ValueError: fewer than asked for exist (or turn up in five million draws) at some difficulty.
+        ValueError: too few different chains of some difficulty exist, or turn up within a thousand draws for each one
+            that is wanted.
     """
     rng = Random(f"chain_sums prompts {seed} {'held_out' if held_out else 'train'}")
-    wanted = quotas(size, shares)
-    found: list[dict[tuple[int, ...], None]] = [{} for _ in wanted]
-    missing, draws = size, 0
-    while missing:
-        draws += 1
-        if draws > _DRAWS_LIMIT:
-            short = {d: f"{len(f)} of {w}" for d, (f, w) in enumerate(zip(found, wanted, strict=True)) if len(f) < w}
-            side = "val_size" if held_out else "train_size"
+    prompts: list[tuple[int, ...]] = []
+    for level, wanted in enumerate(quotas(size, shares)):
+        found: dict[tuple[int, ...], None] = {}
+        for _ in range(_DRAWS_FOR_EACH * wanted):
+            if len(found) == wanted:
+                break
+            digits = draw_digits(level, settings, rng)
+            if is_held_out(digits, settings.held_out_percent) == held_out:
+                found[digits] = None
+        if len(found) < wanted:
+            name = "val_size" if held_out else "train_size"
             raise ValueError(
-                f"{side}={size} asks for more different prompts than were found in {_DRAWS_LIMIT} draws (by difficulty: "
-                f"{short}); lower {side}, change the shares, or allow more digits"
+                f"{name}={size} asks for {wanted} different prompts of difficulty {level}, but only {len(found)} were "
+                f"found: lower {name}, change the shares or raise max_digits"
             )
-        digits = draw_digits(settings, rng)
-        level = difficulty(digits)
-        if len(found[level]) == wanted[level] or is_held_out(digits, settings.held_out_percent) != held_out:
-            continue
-        if digits not in found[level]:
-            found[level][digits] = None
-            missing -= 1
-    prompts = [digits for level in found for digits in level]
+        prompts.extend(found)
     rng.shuffle(prompts)
     return prompts
 

@@ -95,7 +95,7 @@ def sample_answers(model, prompts: list[str], generator: torch.Generator) -> lis
     """One sampled answer a prompt, at temperature 1.
 
     Returns:
-        The text up to the end token; None where no end token came within three tokens, or where the answer is not ASCII.
+        The text up to the end token; None where no end token came within three tokens, or where it is not ASCII.
     """
     answers: list[str | None] = [None] * len(prompts)
     by_length: dict[int, list[int]] = {}

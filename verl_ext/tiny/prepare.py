@@ -30,18 +30,19 @@ def _print_measured(paths: TinyPaths) -> None:
         for i, row in enumerate(rows):
             by_difficulty.setdefault(row["extra_info"]["difficulty"], []).append(i)
         for level, members in sorted(by_difficulty.items()):
-            print(f"  difficulty {level}: {measure(model, [prompts[i] for i in members], [answers[i] for i in members])}")
+            found = measure(model, [prompts[i] for i in members], [answers[i] for i in members])
+            print(f"  difficulty {level}: {found}")
 
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the preparation."""
     parser = argparse.ArgumentParser(prog="python -m verl_ext.tiny.prepare", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=None, help="folder to write to (default: $VERL_EXT_CACHE or ~/.cache/verl_ext)")
-    parser.add_argument("--mix", choices=sorted(MIXES), default="balanced", help="mix over difficulty of the RL prompts")
+    parser.add_argument("--out", type=Path, default=None, help="folder to write to (default: the cache)")
+    parser.add_argument("--mix", choices=sorted(MIXES), default="balanced", help="difficulties of the RL prompts")
     parser.add_argument("--seed", type=int, default=0, help="seed of the policy and of the choice of prompts")
     parser.add_argument("--train-size", type=int, default=TinySettings.train_size, help="different training prompts")
     parser.add_argument("--val-size", type=int, default=TinySettings.val_size, help="different held-out prompts")
-    parser.add_argument("--measure", action="store_true", help="then sample from the policy and print its success rates")
+    parser.add_argument("--measure", action="store_true", help="then print the policy's success rates")
     args = parser.parse_args(argv)
     try:
         settings = TinySettings(

@@ -13,15 +13,19 @@ import math
 from dataclasses import dataclass, field
 
 # Part of every cache key. Raise it when code changes what is written for the same settings.
-FORMAT = 1
+FORMAT = 2
 
 DIFFICULTIES = 6  # total // 10 = 0..5: totals of 60 and more are left out
 
 MIXES: dict[str, tuple[float, ...]] = {
     "balanced": (0.40, 0.10, 0.10, 0.10, 0.15, 0.15),
-    "sparse": (0.55, 0.02, 0.02, 0.02, 0.09, 0.30),
+    "sparse": (0.40, 0.01, 0.01, 0.02, 0.04, 0.52),
 }
-"""Share of each difficulty among the RL prompts (figures measured with the default settings: see README of this folder)."""
+"""Share of difficulty 0..5 among the RL prompts, by name of the mix.
+
+`balanced` has prompts of every success rate. In `sparse` most prompts are solved or hopeless, which is the regime where it
+matters which prompts are chosen.
+"""
 
 
 def _require(ok: bool, name: str, value: object, accepted: str) -> None:
@@ -103,15 +107,15 @@ class PolicySettings:
         _require(_is_int(percent) and 1 <= percent <= 99, "held_out_percent", percent, "an integer from 1 to 99")
         p = self.forget_probability
         _require(_is_number(p) and 0 <= p <= 1, "forget_probability", p, "a number from 0 to 1")
-        _require(_is_int(self.vocab_size) and self.vocab_size >= 259, "vocab_size", self.vocab_size, "an integer >= 259")
-        heads = self.num_heads
-        _require(self.hidden_size % (2 * heads) == 0, "hidden_size", self.hidden_size, f"a multiple of 2 x {heads} heads")
+        rows = self.vocab_size
+        _require(_is_int(rows) and rows >= 259, "vocab_size", rows, "an integer >= 259 (256 bytes, 3 special tokens)")
+        width, heads = self.hidden_size, self.num_heads
+        _require(width % (2 * heads) == 0, "hidden_size", width, f"a multiple of 2 x num_heads ({heads})")
         _require(heads % self.num_kv_heads == 0, "num_kv_heads", self.num_kv_heads, f"a divisor of num_heads ({heads})")
         longest = 2 * self.max_digits + 3
         positions = self.max_position_embeddings
-        _require(
-            _is_int(positions) and positions >= longest, "max_position_embeddings", positions, f"an integer >= {longest}"
-        )
+        enough = _is_int(positions) and positions >= longest
+        _require(enough, "max_position_embeddings", positions, f"an integer >= {longest}")
         for name in ("learning_rate", "clip_norm"):
             value = getattr(self, name)
             _require(_is_number(value) and value > 0, name, value, "a number above 0")

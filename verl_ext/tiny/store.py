@@ -1,7 +1,8 @@
 """Making the tiny policy and its data once, and finding them in a cache afterwards.
 
-Below the cache's root stand `policy-<hash>/` (a Hugging Face folder) and `data-<mix>-<hash>/` (train.parquet, val.parquet),
-each named by a hash of the settings it depends on. A folder appears whole or not at all, so one that is there can be used.
+Below the cache's root stand `policy-<hash>/` (a Hugging Face folder) and `data-<mix>-<hash>/` (train.parquet and
+val.parquet), each named by a hash of the settings it depends on. A folder appears whole or not at all, so one that is
+there can be used.
 """
 
 from __future__ import annotations
@@ -85,9 +86,12 @@ def _make_once(folder: Path, write: Callable[[Path], None]) -> bool:
     """Let `write` fill a folder beside the target and rename it into place; True if that was needed."""
     if folder.is_dir():
         return False
-    with _locked(folder.with_name(f".{folder.name}.lock")):
+    with _locked(folder.with_name(f".{folder.name}.lock")) as alone:
         if folder.is_dir():  # another process made it while this one waited
             return False
+        if alone:
+            for left_over in folder.parent.glob(f".{folder.name}.*.tmp"):  # of a process that was killed
+                shutil.rmtree(left_over, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
         try:
             write(temporary)
@@ -103,14 +107,17 @@ def _make_once(folder: Path, write: Callable[[Path], None]) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[bool]:
+    """Wait for the lock and hold it; yields False where the file system has no locks."""
+    alone = True
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:  # some network file systems: the rename stays atomic, so work is only done twice
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
                 raise
-        yield
+            alone = False
+        yield alone
 
 
 def _write_policy(folder: Path, settings: PolicySettings) -> None:
@@ -118,8 +125,8 @@ def _write_policy(folder: Path, settings: PolicySettings) -> None:
     from verl_ext.tiny.tokenizer import make_tokenizer
 
     print(
-        f"Tiny task: pre-training a {settings.num_layers}-layer Qwen2 on a sloppy adder's sums, {settings.steps} steps of "
-        f"{settings.batch_size} (once; about 2 minutes on 2 idle cores)",
+        f"Tiny task: pre-training a {settings.num_layers}-layer Qwen2 on a sloppy adder's sums, {settings.steps} steps "
+        f"of {settings.batch_size} (only the first time; 2 to 3 minutes on 2 idle cores)",
         flush=True,
     )
     start = time.monotonic()

@@ -11,8 +11,8 @@ from transformers import Qwen2Tokenizer
 PAD_TOKEN, START_TOKEN, END_TOKEN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 
-# The prompt is the user's text and nothing else. An assistant's turn ends as in Qwen's own template, which is what verl's
-# Qwen token builder expects between turns.
+# The prompt is the user's text and nothing else. An assistant's turn ends as in Qwen's own template, which is what
+# verl's Qwen token builder expects between turns.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{- message['content'] -}}"

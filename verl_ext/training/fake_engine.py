@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import ray
 import transfer_queue as tq
 
 from verl.experimental.agent_loop import AgentLoopOutput
@@ -76,11 +77,14 @@ class FakeEngineWorker(AllocatedAgentLoopWorker):
         self.llm_client = None
         self.reward_loop_worker_handles = None
         self.rollout_config = SimpleNamespace(response_length=config.data.max_response_length)
-        given = config.get("fake_engine") or {}
-        self.fake = FakeEngineSettings(**{f.name: given[f.name] for f in fields(FakeEngineSettings) if f.name in given})
         tq.init()
         self.background_tasks = set()
         self._init_rounds()
+        self.set_model(FakeEngineSettings(**(config.get("fake_engine") or {})))
+
+    def set_model(self, settings: FakeEngineSettings) -> None:
+        """Another fake model from the next round on; starting a worker anew takes seconds."""
+        self.fake = settings
 
     async def _run_session(self, group: GroupRequest, session: int, global_steps: int) -> list[AgentLoopOutput]:
         fake = self.fake
@@ -118,3 +122,7 @@ class FakeEngineManager(AllocatedAgentLoopManager):
     """Runs rounds on fake engines."""
 
     worker_class = FakeEngineWorker
+
+    def set_model(self, settings: FakeEngineSettings) -> None:
+        """Give all workers another fake model."""
+        ray.get([worker.set_model.remote(settings) for worker in self.agent_loop_workers])

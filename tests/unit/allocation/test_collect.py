@@ -302,7 +302,7 @@ def test_metrics_and_the_gap_between_rounds():
     collected = run.step(0)
     metrics = collected.metrics
     assert all(type(value) is float for value in metrics.values())
-    assert metrics["effective_share"] == 1.0 and metrics["rounds"] == collected.rounds >= 2
+    assert metrics["batch_effective_share"] == 1.0 and metrics["rounds"] == collected.rounds >= 2
     assert metrics["rollouts"] == sum(value for name, value in metrics.items() if name.startswith("fate/"))
     assert metrics["tokens"] == sum(value for name, value in metrics.items() if name.startswith("fate_tokens/"))
     assert 0 < metrics["round_gap_s"] <= metrics["round_gap_max_s"] < metrics["driver_s"] < 0.5

@@ -145,7 +145,7 @@ class Sara(Allocator):
             self._numbers["lag_max"] = float(max(lags, default=0))
         if self.settings.effective == "spread":  # the loop counts by outcomes, and would see no signal here
             effective = sum(map(self._judge.effective, batch))
-            self._numbers["effective_share"] = effective / len(batch) if batch else 0.0
+            self._numbers["batch_effective_share"] = effective / len(batch) if batch else 0.0
         return batch
 
     def waiting(self, ctx) -> list[Group]:
