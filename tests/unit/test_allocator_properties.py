@@ -123,8 +123,8 @@ def test_a_held_prompt_does_not_end_the_offers_of_an_epoch():
 
 def test_a_deferral_ends_with_the_epoch_that_the_prompt_was_offered_in():
     """A step over the edge: the prompts of the old epoch are back in the new one, those of the new one are not."""
-    run = Run(np.zeros(10), "pilot_commit", groups=1, rollouts=8 * 4, settings={"group_size": 8, "n_pilot": 4,
-                                                                               "gen_multiple": 8.0})  # fmt: skip
+    run = Run(np.zeros(10), "pilot_commit", groups=1, rollouts=32 + 8, max_rounds=8,
+              settings={"group_size": 8, "n_pilot": 4, "gen_multiple": 1.0})  # fmt: skip
     first, second, third = ([group.prompt for group in run.step(number).started] for number in range(3))
     assert len(first) == len(second) == len(third) == 8 and sorted(first + second[:2]) == list(range(10))
     left = set(range(10)) - set(second[2:])  # of the second epoch, the old epoch's last two among them

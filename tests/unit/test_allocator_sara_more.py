@@ -129,6 +129,15 @@ def test_auditing_changes_no_other_decision_of_a_step():
     assert audited.rollouts - plain.rollouts == audited.metrics["fate/audit"] / 2
 
 
+def test_a_complete_group_needs_no_audit():
+    run = Run(u_shaped(0.35, 300), "sara", groups=8, settings={"audit_fraction": 1.0, "probe": 8})
+    collected = run.step(0)
+    check_step(run, collected, run.ledger.step_record(0))
+    assert collected.metrics["audit_groups"] == 0 and collected.metrics["p_eff_audited_high"] == 1.0
+    abandoned = [group for group in collected.started if group.verdict is Verdict.ABANDON]
+    assert abandoned and all(group.fate is Fate.FILTERED and group.requested == 8 for group in abandoned)
+
+
 @settings(max_examples=80, deadline=None)
 @given(n=st.integers(1, 400), share=st.floats(0, 1), confidence=st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_wilson_interval_is_scipys(n, share, confidence):
