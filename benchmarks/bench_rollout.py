@@ -2,9 +2,9 @@
 
     python -m benchmarks.bench_rollout [recipe=cpu/grpo] [any key]
 
-One start of the stack, one engine, the same reward workers and storage units. Both managers run the same prompts in turn;
-verl's is timed until its last prompt is finished, found by a poll of 5 ms instead of its trainer's 2 s. The first pair of
-runs warms the engine up and is not counted. Then the rows each left in TransferQueue are compared field by field.
+One start of the stack, one engine, the same reward workers and storage units. Both managers run the same prompts in
+turn; verl's is timed until its last prompt is finished, found by a poll of 5 ms instead of its trainer's 2 s. The first
+pair of runs warms the engine up and is not counted. Then the rows each left in TransferQueue are compared by field.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def report(result: dict) -> None:
     rates = {name: result["rollouts"] / statistics.median(s) for name, s in result["seconds"].items()}
     for name, rate in rates.items():
         spread = [result["rollouts"] / s for s in result["seconds"][name]]
-        print(f"{name:>5}: {rate:7.1f} rollouts a second (median of {len(spread)}; {min(spread):.1f} to {max(spread):.1f})")
+        low, high = min(spread), max(spread)
+        print(f"{name:>5}: {rate:7.1f} rollouts a second (median of {len(spread)}; {low:.1f} to {high:.1f})")
     print(f"ratio: {rates['ours'] / rates['verl']:.2f} (at least 2 wanted)")
     same = result["fields"]["ours"] == result["fields"]["verl"]
     print("fields in TransferQueue: " + ("the same" if same else f"DIFFERENT: {result['fields']}"))
@@ -47,9 +48,9 @@ def main(config: DictConfig) -> None:
     with run_guard():
         activate_cpu_platform(config)
         import ray
+        from verl.trainer.main_ppo import run_ppo
 
         from benchmarks.rollout_runner import RESULT, BenchTaskRunner
-        from verl.trainer.main_ppo import run_ppo
 
         run_ppo(config, task_runner_class=ray.remote(BenchTaskRunner))
     with open(os.path.join(config.trainer.default_local_dir, RESULT)) as file:

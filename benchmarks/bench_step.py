@@ -1,4 +1,4 @@
-"""Seconds a training step, and what is trained on: `allocation/allocator=uniform` against verl's own synchronous trainer.
+"""Seconds a training step, and what is trained on: `allocation/allocator=uniform` against verl's synchronous trainer.
 
     python -m benchmarks.bench_step [--steps 8]
 
@@ -26,7 +26,8 @@ def run(mode: str, steps: int, folder: Path) -> dict:
     command = [
         sys.executable, "-m", "verl_ext.main_ppo", "recipe=cpu/grpo", f"trainer.v1.trainer_mode={mode}",
         f"trainer.total_training_steps={steps}", "trainer.val_before_train=False", "trainer.test_freq=-1",
-        "trainer.resume_mode=disable", f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={folder}/rollouts",
+        "trainer.resume_mode=disable", f"trainer.default_local_dir={folder}",
+        f"trainer.rollout_data_dir={folder}/rollouts",
     ]  # fmt: skip
     with open(folder / "train.log", "w") as log:
         code = subprocess.run(

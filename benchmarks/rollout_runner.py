@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import transfer_queue as tq
-
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn

@@ -47,7 +47,7 @@ def run(config: DictConfig) -> None:
     """
     settings = None
     if config.trainer.v1.trainer_mode == "sync":
-        print("trainer.v1.trainer_mode=sync: verl's own synchronous trainer; nothing under allocation is used", flush=True)
+        print("trainer.v1.trainer_mode=sync: verl's own trainer; nothing under allocation is used", flush=True)
     else:
         settings, budget = check_config(config)
         print(budget.describe(), flush=True)

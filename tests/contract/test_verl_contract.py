@@ -10,7 +10,6 @@ import pytest
 
 base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
 import transfer_queue as tq  # noqa: E402
-
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker  # noqa: E402
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop  # noqa: E402
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker  # noqa: E402
@@ -113,13 +112,15 @@ def test_ray_actor_classes_can_be_subclassed():
     for actor in (AgentLoopWorkerTQ, TaskRunnerV1):
         assert inspect.isclass(actor.__ray_metadata__.modified_class.__ray_actor_class__)
     assert issubclass(AgentLoopManagerTQ, AgentLoopManager)
-    assert SingleTurnAgentLoop.__init__.__code__.co_names == ("super", "__init__", "rollout_config", "prompt_length", "response_length")
+    names = SingleTurnAgentLoop.__init__.__code__.co_names
+    assert names == ("super", "__init__", "rollout_config", "prompt_length", "response_length")
 
 
 def test_the_single_turn_loop_keeps_no_state_of_a_rollout():
     """It is reused over rollouts: `run` must assign nothing to self."""
     source = inspect.getsource(inspect.unwrap(SingleTurnAgentLoop.run))
-    assert "self." in source and not any(line.strip().startswith("self.") and "=" in line.split("(")[0] for line in source.splitlines())
+    assigned = [ln for ln in source.splitlines() if ln.strip().startswith("self.") and "=" in ln.split("(")[0]]
+    assert "self." in source and not assigned
 
 
 def test_file_logger_path_comes_from_the_environment(tmp_path, monkeypatch):
@@ -137,8 +138,8 @@ def test_the_pool_offers_prompts_in_the_order_of_verls_own_loader(shuffle):
     """Two epochs of verl's StatefulDataLoader against PromptRows.order, on a length the batch size divides."""
     from omegaconf import OmegaConf
     from torchdata.stateful_dataloader import StatefulDataLoader
-
     from verl.trainer.ppo.utils import create_rl_sampler
+
     from verl_ext.training.fake_run import FakePrompts
     from verl_ext.training.prompts import PromptRows
 

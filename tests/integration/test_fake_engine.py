@@ -1,4 +1,4 @@
-"""Rounds on fake engines through the real Ray actors and TransferQueue: scale, faults, and what TransferQueue holds after."""
+"""Rounds on fake engines through the real Ray actors and TransferQueue: scale, faults, what TransferQueue holds."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The verl side of allocation: trainer mode, rollout workers, a backend over TransferQueue. Subclasses and registries only."""
+"""The verl side of allocation: trainer mode, rollout workers, a backend over TransferQueue. Subclasses, registries."""

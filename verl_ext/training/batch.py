@@ -1,7 +1,7 @@
 """Batch arithmetic: what a training step costs and how its rows are laid out over ranks and mini-batches. Pure Python.
 
-verl pads a batch to a multiple of `ppo_mini_batch_size * rollout.n` and sizes mini-batches by `rollout.n`, so that groups
-of varying size change the number of optimizer steps. Here the number of mini-batches is what is fixed: any number of
+verl pads a batch to a multiple of `ppo_mini_batch_size * rollout.n` and sizes mini-batches by `rollout.n`, so groups of
+varying size change the number of optimizer steps. Here the number of mini-batches is what is fixed: any number of
 rows is padded to ranks x mini-batches, and the padding is spread so that no mini-batch consists of padding alone.
 """
 

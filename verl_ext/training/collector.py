@@ -16,8 +16,8 @@ from verl_ext.allocation.collect import Stop
 from verl_ext.allocation.groups import Fate
 from verl_ext.allocation.ledger import Ledger
 from verl_ext.allocation.pool import PromptPool
-from verl_ext.allocation.statistics import GroupStatistics
 from verl_ext.allocation.state import load_state, rng_for, save_state
+from verl_ext.allocation.statistics import GroupStatistics
 from verl_ext.training.backend import PARTITION, TransferQueueBackend
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.prompts import PromptRows

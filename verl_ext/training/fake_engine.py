@@ -1,7 +1,7 @@
 """A fake engine: rollout workers whose model is a latent success rate and a length distribution.
 
-For tests of scale and faults only, and named so. Everything around the model is real: Ray actors, rounds, TransferQueue,
-the collector. Outcomes are a function of the seed, the prompt and the session, so that a run repeats.
+For tests of scale and faults only, and named so. Everything around the model is real: Ray actors, rounds,
+TransferQueue, the collector. Outcomes are a function of the seed, the prompt and the session, so that a run repeats.
 
 Use it in place of vLLM's rollouts with
 `actor_rollout_ref.rollout.agent.agent_loop_manager_class=verl_ext.training.fake_engine.FakeEngineManager`.
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import ray
 import transfer_queue as tq
-
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 

@@ -1,4 +1,4 @@
-"""The real collector, Ray actors and TransferQueue on fake engines, without a trainer: for tests of scale and faults."""
+"""The real collector, Ray actors and TransferQueue on fake engines, no trainer: for tests of scale and faults."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ def group_advantages(
         statistics: mean and standard deviation by uid.
         divide_by_std: whether the deviation divides.
     """
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["rm_scores", "response_mask"])
+    fields = ["rm_scores", "response_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     rows = []
     for key, scores, mask in zip(batch.keys, data["rm_scores"], data["response_mask"], strict=True):
         group = statistics.get(key.split("_")[0])

@@ -16,7 +16,7 @@ class OutcomeRule:
     """How `correct` is read from what the reward function returned."""
 
     key: str = "acc"
-    """Field of the reward's dictionary that holds correctness; a reward that returns a bare number is read as that number."""
+    """Field of the reward's dictionary that holds correctness; a reward that returns a bare number is read as it."""
 
     threshold: float | None = None
     """A graded value counts as correct from this value on; null accepts only True / False, 1 / 0 and 1 / -1."""

@@ -1,4 +1,4 @@
-"""Checks of data and reward that need no cluster: they read the first rows and score one empty answer, before Ray starts."""
+"""Checks of data and reward that need no cluster: first rows are read, an empty answer is scored, before Ray starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def first_row(config: DictConfig) -> dict[str, Any]:
     """The first training row.
 
     Raises:
-        SettingError: a file is missing or unreadable, too few rows, or a column that verl or the reward needs is absent.
+        SettingError: a file is missing or unreadable, too few rows, or a column that verl or the reward needs is
+            absent.
     """
     import pyarrow.parquet as pq
 

@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 import numpy as np
-
 from verl.trainer.ppo.utils import create_rl_sampler
 
 from verl_ext.allocation.pool import prompt_key
@@ -17,8 +16,8 @@ logger = logging.getLogger(__name__)
 class PromptRows:
     """Maps the rows of the pool to those of the data set; copies of a prompt are dropped, counted, and named once.
 
-    The key of a prompt is a hash of (data_source, prompt, ground truth), since `extra_info.index` is absent in some data
-    sets and a UUID in others.
+    The key of a prompt is a hash of (data_source, prompt, ground truth), since `extra_info.index` is absent in some
+    data sets and a UUID in others.
     """
 
     def __init__(self, dataset: Any, data_config: Any) -> None:
@@ -62,7 +61,7 @@ class PromptRows:
             for old in range(len(self._orders) - 2):
                 self._orders[old] = None
         if self._orders[epoch] is None:
-            raise ValueError(f"epoch {epoch} was already passed; the order of an epoch can be asked while it is current")
+            raise ValueError(f"epoch {epoch} was already passed; an epoch's order can be asked while it is current")
         return self._orders[epoch]
 
     def fetch(self, row: int) -> dict[str, Any]:

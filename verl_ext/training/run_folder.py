@@ -1,4 +1,7 @@
-"""The run's folder: config.yaml and ledger.jsonl beside verl's metrics.jsonl, the last two cut back to the step a run is resumed from."""
+"""The run's folder: config.yaml, and ledger.jsonl beside verl's metrics.jsonl.
+
+The last two are cut back to the step that a run is resumed from.
+"""
 
 from __future__ import annotations
 

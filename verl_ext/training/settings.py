@@ -82,7 +82,7 @@ class AllocationSettings:
     def from_config(cls, config: DictConfig) -> AllocationSettings:
         """Read `config.allocation`; unknown keys are refused by name."""
         if config.get("allocation") is None:
-            raise SettingError("the configuration has no `allocation` namespace: start with python -m verl_ext.main_ppo")
+            raise SettingError("the configuration has no `allocation` namespace: start python -m verl_ext.main_ppo")
         raw = OmegaConf.to_container(config.allocation, resolve=True)
         known = set(cls.__dataclass_fields__)
         if unknown := sorted(set(raw) - known):
@@ -175,8 +175,8 @@ def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
     reward_model = config.reward.reward_model
     if reward_model.enable and not reward_model.enable_resource_pool:
         raise SettingError(
-            "reward.reward_model.enable=True without reward.reward_model.enable_resource_pool: a colocated reward model "
-            "scores after sampling, so that no rule would see an outcome; use a rule-based reward or a resource pool"
+            "reward.reward_model.enable=True without reward.reward_model.enable_resource_pool: a colocated reward "
+            "model scores after sampling, so no rule would see an outcome; use a rule-based reward or a resource pool"
         )
     filter_groups = config.algorithm.get("filter_groups")
     if filter_groups is not None and filter_groups.enable:
@@ -187,7 +187,7 @@ def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
     if config.trainer.v1.sampler.get("custom_sampler") and config.trainer.v1.sampler.custom_sampler.get("path"):
         raise SettingError("trainer.v1.sampler.custom_sampler.path is set: allocation brings its own sampler")
     if config.get("distillation") is not None and config.distillation.get("enabled", False):
-        raise SettingError("distillation.enabled=True: on-policy distillation is not supported together with allocation")
+        raise SettingError("distillation.enabled=True: on-policy distillation is not supported with allocation")
     if config.algorithm.adv_estimator in ("remax",):
         raise SettingError(
             f"algorithm.adv_estimator={config.algorithm.adv_estimator}: needs a greedy rollout a prompt, "
@@ -201,8 +201,8 @@ def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
         needed = budget.rollouts + waiting + budget.ranks * budget.mini_batches
         if needed > capacity:
             raise SettingError(
-                f"transfer_queue.backend.SimpleStorage.total_storage_size={capacity} is too small for up to {needed} rows "
-                f"(allocation.stop.rollouts={budget.rollouts}, {waiting} waiting between steps, and padding)"
+                f"transfer_queue.backend.SimpleStorage.total_storage_size={capacity} is too small for up to {needed} "
+                f"rows (allocation.stop.rollouts={budget.rollouts}, {waiting} waiting between steps, and padding)"
             )
     return settings, budget
 
@@ -219,8 +219,8 @@ def _check_rules(config: DictConfig, settings: AllocationSettings) -> None:
             )
         if algorithm.use_kl_in_reward:
             raise SettingError(
-                "normalise_over=group with algorithm.use_kl_in_reward=True: the KL penalty of rows that never reach the "
-                "update is not known; use actor_rollout_ref.actor.use_kl_loss or normalise_over=selected"
+                "normalise_over=group with algorithm.use_kl_in_reward=True: the KL penalty of rows that never reach "
+                "the update is not known; use actor_rollout_ref.actor.use_kl_loss or normalise_over=selected"
             )
     if getattr(allocator.settings, "off_policy", "recompute") == "importance":
         if not algorithm.rollout_correction or not algorithm.rollout_correction.get("rollout_is"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ray
 from omegaconf import open_dict
-
 from verl.trainer.main_ppo import TaskRunnerV1
 
 from verl_ext.training import trainer  # noqa: F401  (registers the trainer mode in this process)

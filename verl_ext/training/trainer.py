@@ -1,8 +1,8 @@
 """Trainer mode `allocated`: verl's synchronous V1 trainer whose training batches come from `collect`.
 
-What is verl's stays verl's: fit, validation, log-probs, advantages, saving, logging. What is ours: where the batch comes
-from, how its rows are laid out (a fixed number of mini-batches), the way through a step that makes no update, and the
-state of the rules beside the weights.
+What is verl's stays verl's: fit, validation, log-probs, advantages, saving, logging. What is ours: where the batch
+comes from, how its rows are laid out (a fixed number of mini-batches), the way through a step that makes no update, and
+the state of the rules beside the weights.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import os
 from typing import Any
 
 import numpy as np
-import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-
 from verl.protocol import DataProtoFuture
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer

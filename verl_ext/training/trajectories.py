@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.protocol import DataProto
 
@@ -15,7 +14,9 @@ def row_key(uid: str, session: int, index: int) -> str:
     return f"{uid}_{session}_{index}"
 
 
-def row_tag(prompt_len: int, response_len: int, global_steps: int, min_version: int, max_version: int) -> dict[str, Any]:
+def row_tag(
+    prompt_len: int, response_len: int, global_steps: int, min_version: int, max_version: int
+) -> dict[str, Any]:
     """verl's tag of a trajectory; the versions say which weights generated it."""
     return {
         "status": "success",
@@ -55,7 +56,7 @@ def row_fields(worker: Any, output: AgentLoopOutput, prompt_fields: dict[str, An
 
 
 def reward_batch(outputs: list[AgentLoopOutput], prompt_fields: list[dict[str, Any]]) -> DataProto:
-    """One batch for `RewardLoopWorker.compute_score_batch`: a row an output, prompts left-padded, responses right-padded.
+    """One batch for `RewardLoopWorker.compute_score_batch`: a row an output; prompts padded left, responses right.
 
     verl sends one rollout a call; the reward managers read the last `responses.shape[-1]` columns of the attention
     mask as the response's mask, which holds for rows of different lengths only with prompts padded on the left.

@@ -17,7 +17,6 @@ import torch
 import transfer_queue as tq
 from safetensors.torch import load, save
 from tensordict import TensorDict
-
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.allocation.state import StateError, check_keys
@@ -34,7 +33,9 @@ def _column(data: TensorDict, name: str) -> list[Any]:
     return list(data[name])
 
 
-def save_rows(folder: str, rows: list[Row], prompts: list[int], prompt_fields: set[str], partition: str) -> dict[str, Any]:
+def save_rows(
+    folder: str, rows: list[Row], prompts: list[int], prompt_fields: set[str], partition: str
+) -> dict[str, Any]:
     """Write the rows' trajectories into `folder`.
 
     Args:

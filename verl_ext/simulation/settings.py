@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a simulated run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from verl_ext.allocation.settings import SettingError, require
+
+POPULATIONS = ("uniform", "u_shaped", "all_solved", "all_hopeless", "recorded")
+UPDATES = ("linear", "adam1k", "adam20k")
+
+
+class SimulationError(ValueError):
+    """A setting of the simulation that cannot be."""
+
+
+def need(condition: bool, setting: str, value: Any, accepted: str) -> None:
+    """Raises:
+    SimulationError: the condition does not hold.
+    """
+    if not condition:
+        raise SimulationError(f"{setting}={value!r}; accepted: {accepted}")
+
+
+@dataclass(frozen=True)
+class LengthSettings:
+    """Response lengths: log-normal, wrong answers longer than right ones."""
+
+    mean_tokens: float = 400.0
+    """Mean length of a right answer, before the limit."""
+    sigma: float = 0.6
+    """Standard deviation of the log length."""
+    wrong_factor: float = 2.0
+    """Mean length of a wrong answer over that of a right one."""
+    max_tokens: int = 4096
+    """The length limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("mean_tokens", "wrong_factor"):
+            value = getattr(self, name)
+            need(0 < value < float("inf"), f"simulation.length.{name}", value, "a number above 0")
+        need(self.sigma >= 0, "simulation.length.sigma", self.sigma, "a number of 0 or more")
+        need(self.max_tokens >= 1, "simulation.length.max_tokens", self.max_tokens, "an integer of 1 or more")
+
+
+@dataclass(frozen=True)
+class WorldSettings:
+    """The world that rollouts are allocated in: prompts, and what training on groups does to them."""
+
+    prompts: int = 17_000
+    """Prompts of the pool. With ``population=recorded`` the table's own number."""
+    steps: int = 200
+    """Steps that are counted."""
+    batch: int = 128
+    """Groups of a step's batch (B)."""
+    warmup_steps: int = 0
+    """Steps before those, not counted: selectors get to know the prompts."""
+    frozen: bool = False
+    """True: success rates never change."""
+    effective_share: float | None = None
+    """P(a group of group_size is mixed) over the population, when the run begins; with ``u_shaped`` only. null: .33."""
+    mean: float = 0.35
+    """Mean success rate of ``u_shaped``, when the run begins."""
+    update: Literal["linear", "adam1k", "adam20k"] = "linear"
+    """How the groups of a batch turn into progress, see `verl_ext.simulation.updates`; it decides rankings more than
+    the rules do."""
+    pace: int = 200
+    """Steps in which uniform GRPO (128 prompts x 8) takes the mean success rate to ``goal``; sets the learning rate."""
+    goal: float = 0.75
+    """See ``pace``."""
+    topics: int = 50
+    """Topics of the prompts; a fifth of the progress is made within a topic."""
+    own: float = 0.8
+    """Logits that a trained prompt itself gains per unit of its group's signal sqrt(p (1 - p)): about .3 a visit."""
+    diminish: float | None = None
+    """Visits after which a prompt's group brings half the progress; null: never."""
+    drift: float = 0.0
+    """Standard deviation, in logits a step, of a random walk of every prompt, whatever is trained on."""
+    held_out: int = 4_000
+    """Prompts on which accuracy is measured, never trained on."""
+    record: str | None = None
+    """The table to replay, for ``population=recorded``: what ``allocation.record`` of a training run wrote."""
+    length: LengthSettings = field(default_factory=LengthSettings)
+    """Response lengths."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "steps", "batch", "pace", "topics", "held_out"):
+            value = getattr(self, name)
+            need(value >= 1, f"simulation.{name}", value, "an integer of 1 or more")
+        need(self.warmup_steps >= 0, "simulation.warmup_steps", self.warmup_steps, "an integer of 0 or more")
+        need(0 < self.mean < 1, "simulation.mean", self.mean, "a number in (0, 1)")
+        need(0 < self.goal < 1, "simulation.goal", self.goal, "a number in (0, 1)")
+        need(self.update in UPDATES, "simulation.update", self.update, " | ".join(UPDATES))
+        need(self.own >= 0, "simulation.own", self.own, "a number of 0 or more")
+        need(self.drift >= 0, "simulation.drift", self.drift, "a number of 0 or more")
+        need(self.diminish is None or self.diminish > 0, "simulation.diminish", self.diminish, "null or above 0")
+        share = self.effective_share
+        need(share is None or 0 < share < 1, "simulation.effective_share", share, "null, or a number in (0, 1)")
+
+
+def world_settings(population: str, values: Mapping[str, Any]) -> WorldSettings:
+    """From configuration values of ``simulation``.
+
+    Raises:
+        SimulationError: a setting is unknown, of the wrong type, out of range, or of no use with this population.
+    """
+    need(population in POPULATIONS, "population", population, " | ".join(POPULATIONS))
+    values = dict(values)
+    values["length"] = _build(LengthSettings, "simulation.length", values.get("length") or {})
+    settings = _build(WorldSettings, "simulation", values)
+    need(
+        population == "u_shaped" or settings.effective_share is None,
+        "simulation.effective_share", settings.effective_share, f"null with population={population}",
+    )  # fmt: skip
+    if population == "recorded":
+        need(bool(settings.record), "simulation.record", settings.record, "a recorded table with population=recorded")
+    else:
+        need(not settings.record, "simulation.record", settings.record, f"null with population={population}")
+    return settings
+
+
+def _build(kind: type, section: str, values: Mapping[str, Any]) -> Any:
+    """As the core's `build`, but the message names this namespace."""
+    from verl_ext.allocation.settings import build
+
+    if "length" in {f.name for f in fields(kind)}:
+        values = {**values}
+        length = values.pop("length")
+        built = _checked(build, kind, section, values)
+        return type(built)(**{**built.__dict__, "length": length})
+    return _checked(build, kind, section, values)
+
+
+def _checked(build: Any, kind: type, section: str, values: Mapping[str, Any]) -> Any:
+    try:
+        return build(kind, section, values)
+    except SettingError as error:
+        raise SimulationError(f"{section}.{error.setting.rpartition('.')[2]}={error.value!r}; accepted: "
+                              f"{error.accepted}") from error  # fmt: skip
+
+
+__all__ = ["LengthSettings", "SimulationError", "WorldSettings", "require", "world_settings"]
