@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from importlib.metadata import entry_points
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.allocation import SettingError as RuleSettingError
 from verl_ext.platform import CpuPlatformError, VersionError, activate_cpu_platform, check_versions, run_guard
 from verl_ext.tiny.store import ensure_tiny, tiny_paths
 from verl_ext.training.settings import AllocationSettings, SettingError, check_config
@@ -22,7 +24,7 @@ ASYNC_MODES = ("colocate_async", "separate_async")
 
 
 def _verl_config_dir() -> str:
-    """The folder of verl's configuration, found without importing verl.
+    """The folder of verl's configuration, found without importing verl, whose platform is chosen at its first import.
 
     Raises:
         ModuleNotFoundError: verl is not installed.
@@ -33,7 +35,15 @@ def _verl_config_dir() -> str:
     return os.path.join(spec.submodule_search_locations[0], "trainer", "config")
 
 
-OmegaConf.register_new_resolver("verl_config_dir", _verl_config_dir, replace=True)
+def _searchpath() -> list[str]:
+    """Where Hydra looks beside verl_ext's own configuration: verl's, and that of every package with rules.
+
+    Such a package names its configuration, laid out as verl_ext's, by an entry point of the group `verl_ext.configs`.
+    """
+    return [f"file://{_verl_config_dir()}", *sorted({f"pkg://{p.value}" for p in entry_points(group="verl_ext.configs")})]
+
+
+OmegaConf.register_new_resolver("verl_ext_searchpath", _searchpath, replace=True)
 OmegaConf.register_new_resolver("tiny_path", lambda part, mix: str(getattr(tiny_paths(mix), part)), replace=True)
 
 
@@ -86,7 +96,7 @@ def main(config: DictConfig) -> None:
     """Compose the configuration from the command line and run."""
     try:
         run(config)
-    except (SettingError, VersionError, CpuPlatformError) as error:
+    except (SettingError, RuleSettingError, VersionError, CpuPlatformError) as error:
         sys.exit(f"verl_ext: {error}")
 
 

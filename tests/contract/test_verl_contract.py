@@ -51,6 +51,10 @@ def test_the_verl_installed_is_the_one_required():
         (Trainer._balance_batch, ["self", "batch", "metrics", "logging_prefix", "keep_minibatch"]),
         (Trainer._update_actor, ["self", "batch", "metrics"]),
         (Trainer._update_critic, ["self", "batch", "metrics"]),
+        (
+            Trainer._val_metrics_update,
+            ["self", "data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns", "expected_acc_counts"],
+        ),
         (Trainer._save_checkpoint, ["self"]),
         (Trainer._load_checkpoint, ["self"]),
         (Trainer.on_validate_begin, ["self"]),

@@ -2,6 +2,7 @@
 
 from .allocators import Allocator, AllocatorSettings, sara_verdicts
 from .collect import Backend, Collected, Stop, collect
+from .compose import check_composition
 from .context import StepContext
 from .downsampling import DownSampler, max_variance_mask, max_variance_subset
 from .downsampling_others import max_reward_subset, percentile_subset
@@ -46,6 +47,7 @@ __all__ = [
     "Stop",
     "Verdict",
     "abandonment_point",
+    "check_composition",
     "collect",
     "effective_probability",
     "expected_variance",

@@ -16,7 +16,8 @@ class SimulatedBackend:
         success_rates: by row of the pool; NaN: that prompt can never be scored. May be replaced between steps
             (``backend.success_rates = ...``) to let the policy learn.
         seed: of all outcomes.
-        mean_tokens: mean response length; lengths are log-normal.
+        mean_tokens: mean length of a right answer; lengths are log-normal.
+        wrong_factor: mean length of a wrong answer over that of a right one.
         sigma: standard deviation of the log length.
         max_tokens: the length limit; a response that reaches it is truncated.
         prompt_tokens: length of every prompt.
@@ -34,6 +35,7 @@ class SimulatedBackend:
         seed: int = 0,
         *,
         mean_tokens: float = 400.0,
+        wrong_factor: float = 1.0,
         sigma: float = 0.6,
         max_tokens: int = 4096,
         prompt_tokens: int = 100,
@@ -53,6 +55,7 @@ class SimulatedBackend:
         """Rollouts generated so far."""
         self._seed = np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
         self._log_mean = np.log(mean_tokens) - sigma * sigma / 2
+        self._log_wrong = np.log(wrong_factor)
         self._sigma = sigma
         self._max_tokens = max_tokens
         self._prompt_tokens = prompt_tokens
@@ -73,7 +76,7 @@ class SimulatedBackend:
         unscored = np.isnan(rate) | (lost >= 1 - self._unscorable)
         u, v = self._uniform(row, born, session, 2), self._uniform(row, born, session, 3)
         normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
-        length = np.exp(self._log_mean + self._sigma * normal)
+        length = np.exp(self._log_mean + self._log_wrong * ~correct + self._sigma * normal)
         length = np.clip(length, 1, self._max_tokens).astype(np.int64)
         score = correct - self._shaping * length / self._max_tokens
         self.rollouts += len(row)

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import comb, expit, ndtri
 
 from .settings import SimulationError, need
 
-_NODES = 4096
+_NODES = 2048
 
 
 def effective_share(rates: np.ndarray, group_size: int) -> float:
@@ -33,6 +34,7 @@ def expected_signal(rates: np.ndarray, group_size: int) -> np.ndarray:
     return powers @ weights
 
 
+@lru_cache(maxsize=64)
 def solve_logits(share: float, mean: float, group_size: int) -> tuple[float, float]:
     """Mean and standard deviation of normal logits for a given effective share and mean success rate.
 
@@ -43,7 +45,7 @@ def solve_logits(share: float, mean: float, group_size: int) -> tuple[float, flo
 
     def location(sd: float) -> float:
         low, high = -60.0 - 8 * sd, 60.0 + 8 * sd
-        for _ in range(80):
+        for _ in range(50):
             middle = (low + high) / 2
             low, high = (middle, high) if expit(middle + sd * z).mean() < mean else (low, middle)
         return (low + high) / 2
@@ -57,7 +59,7 @@ def solve_logits(share: float, mean: float, group_size: int) -> tuple[float, flo
         least < share < most, "simulation.effective_share", share,
         f"between {least:.3f} and {most:.3f} with simulation.mean={mean} and group_size={group_size}",
     )  # fmt: skip
-    for _ in range(60):
+    for _ in range(40):
         middle = (narrow * wide) ** 0.5
         narrow, wide = (middle, wide) if share_at(middle) > share else (narrow, middle)
     sd = (narrow * wide) ** 0.5

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_ext.allocation.settings import SettingError, require
+from verl_ext.allocation.settings import SettingError, build
 
 POPULATIONS = ("uniform", "u_shaped", "all_solved", "all_hopeless", "recorded")
 UPDATES = ("linear", "adam1k", "adam20k")
@@ -123,23 +123,8 @@ def world_settings(population: str, values: Mapping[str, Any]) -> WorldSettings:
 
 
 def _build(kind: type, section: str, values: Mapping[str, Any]) -> Any:
-    """As the core's `build`, but the message names this namespace."""
-    from verl_ext.allocation.settings import build
-
-    if "length" in {f.name for f in fields(kind)}:
-        values = {**values}
-        length = values.pop("length")
-        built = _checked(build, kind, section, values)
-        return type(built)(**{**built.__dict__, "length": length})
-    return _checked(build, kind, section, values)
-
-
-def _checked(build: Any, kind: type, section: str, values: Mapping[str, Any]) -> Any:
     try:
         return build(kind, section, values)
     except SettingError as error:
-        raise SimulationError(f"{section}.{error.setting.rpartition('.')[2]}={error.value!r}; accepted: "
-                              f"{error.accepted}") from error  # fmt: skip
-
-
-__all__ = ["LengthSettings", "SimulationError", "WorldSettings", "require", "world_settings"]
+        name = error.setting.rpartition(".")[2]
+        raise SimulationError(f"{section}.{name}={error.value!r}; accepted: {error.accepted}") from error

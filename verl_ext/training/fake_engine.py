@@ -85,7 +85,9 @@ class FakeEngineWorker(AllocatedAgentLoopWorker):
         """Another fake model from the next round on; starting a worker anew takes seconds."""
         self.fake = settings
 
-    async def _run_session(self, group: GroupRequest, session: int, global_steps: int) -> list[AgentLoopOutput]:
+    async def _run_session(
+        self, group: GroupRequest, session: int, sampling_params: dict[str, Any], global_steps: int
+    ) -> list[AgentLoopOutput]:
         fake = self.fake
         text = str(group.prompt["raw_prompt"])
         rng = _rng(fake.seed, text, group.uid, session)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import time
-from contextvars import ContextVar
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
@@ -27,8 +27,8 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.workers.rollout.llm_server import LLMServerClient
 
+from verl_ext.training.llm_client import GroupLLMClient
 from verl_ext.training.outcomes import OutcomeError, OutcomeRule, read_outcome
 from verl_ext.training.trajectories import reward_batch, row_fields, row_key, row_tag
 
@@ -80,38 +80,6 @@ class SessionReply:
     """Wall clock at which the session was scored and stored."""
 
 
-_LEASE: ContextVar[tuple[str, Any] | None] = ContextVar("verl_ext_server_lease", default=None)
-
-
-class GroupLLMClient(LLMServerClient):
-    """Sends all sessions of a group to the server that the load balancer gave for the group.
-
-    One exchange with the (single, shared) load balancer a group instead of two a rollout, and the sessions of a group
-    share their prompt in one server's prefix cache. Outside a group it is verl's own client.
-    """
-
-    @classmethod
-    def wrap(cls, client: LLMServerClient) -> LLMServerClient:
-        """The group client of `client`; a client of another class (async modes, a user's own) is left as it is."""
-        if type(client) is not LLMServerClient:
-            return client
-        return cls(config=client.config, load_balancer_handle=client._load_balancer)
-
-    async def lease(self, uid: str) -> tuple[str, Any]:
-        return await LLMServerClient._acquire_server(self, uid)
-
-    def give_back(self, lease: tuple[str, Any], uid: str) -> None:
-        LLMServerClient._release_server(self, lease[0], request_id=uid)
-
-    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        lease = _LEASE.get()
-        return lease if lease is not None else await super()._acquire_server(request_id, **extra)
-
-    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        if _LEASE.get() is None:
-            super()._release_server(server_id, request_id=request_id)
-
-
 class AllocatedAgentLoopWorker(_VerlWorker):
     """verl's agent-loop worker with rounds beside its own generate_sequences (which validation goes on using)."""
 
@@ -137,29 +105,57 @@ class AllocatedAgentLoopWorker(_VerlWorker):
             deadline_s: sessions still running after this many seconds are cancelled and reported as failed.
         """
         started_at = time.time()
-        replies = await asyncio.gather(*(self._run_group(group, global_steps, deadline_s) for group in groups))
+        rollout = self.config.actor_rollout_ref.rollout
+        sampling_params = {
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "top_k": rollout.top_k,
+            "repetition_penalty": 1.0,
+            "logprobs": rollout.calculate_log_probs,
+        }
+        runs = (self._run_group(group, sampling_params, global_steps, deadline_s) for group in groups)
+        replies = await asyncio.gather(*runs)
         for group_replies in replies:
             for reply in group_replies:
                 reply.started_at = started_at
         return [reply for group_replies in replies for reply in group_replies]
 
-    async def _run_group(self, group: GroupRequest, global_steps: int, deadline_s: float) -> list[SessionReply]:
-        client = self.llm_client
-        leased = isinstance(client, GroupLLMClient)
-        lease = await client.lease(group.uid) if leased else None
-        token = _LEASE.set(lease)
+    async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
+        """A prompt of validation, which verl submits and waits for: verl's keys and marks, scored and put by group."""
+        if not trajectory["validate"]:
+            return await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        uid, global_steps = prompt["uid"], prompt["global_steps"]
+        n = prompt.pop("__rollout_n__", self.config.actor_rollout_ref.rollout.val_kwargs.n)
+        await tq.async_kv_put(key=uid, partition_id="val", tag={"status": "running"})
+        status = "failure"
         try:
+            group = GroupRequest(uid, 0, int(n), prompt)
+            deadline_s = self.config.allocation.deadline_s
+            replies = await self._run_group(group, sampling_params, global_steps, deadline_s, partition="val")
+            if not any(reply.failed for reply in replies):
+                status = "finished"
+        except Exception:
+            logger.exception("validation of prompt %s failed", uid)
+        await tq.async_kv_put(key=uid, partition_id="val", tag={"status": status})
+
+    async def _run_group(
+        self,
+        group: GroupRequest,
+        sampling_params: dict[str, Any],
+        global_steps: int,
+        deadline_s: float,
+        partition: str = "train",
+    ) -> list[SessionReply]:
+        client = self.llm_client
+        async with client.group(group.uid) if isinstance(client, GroupLLMClient) else nullcontext():
             sessions = range(group.first, group.first + group.n)
-            tasks = {asyncio.create_task(self._run_session(group, s, global_steps)): s for s in sessions}
+            run = self._run_session
+            tasks = {asyncio.create_task(run(group, s, sampling_params, global_steps)): s for s in sessions}
             _, overdue = await asyncio.wait(tasks, timeout=deadline_s)
             for task in overdue:
                 task.cancel()
             if overdue:
                 await asyncio.wait(overdue, timeout=5.0)
-        finally:
-            _LEASE.reset(token)
-            if leased:
-                client.give_back(lease, group.uid)
 
         outputs: dict[int, list[AgentLoopOutput]] = {}
         replies: dict[int, SessionReply] = {}
@@ -179,7 +175,9 @@ class AllocatedAgentLoopWorker(_VerlWorker):
         scores = await self._score(group, outputs, global_steps)
         keys, rows, tags = [], [], []
         for session, session_outputs in outputs.items():
-            reply = self._reply(group, session, session_outputs, scores[session], global_steps)
+            rule = self._outcome_rule if partition == "train" else None
+            reply = _reply(group, session, session_outputs, scores[session], global_steps, rule)
+            reply.truncated = len(session_outputs[-1].response_ids) >= self.rollout_config.response_length
             replies[session] = reply
             if reply.score is None:
                 continue
@@ -190,7 +188,7 @@ class AllocatedAgentLoopWorker(_VerlWorker):
                 rows.append(row_fields(self, output, fields))
         if keys:
             await tq.async_kv_batch_put(
-                keys=keys, fields=list_of_dict_to_tensordict(rows), tags=tags, partition_id="train"
+                keys=keys, fields=list_of_dict_to_tensordict(rows), tags=tags, partition_id=partition
             )
         now = time.time()
         for reply in replies.values():
@@ -201,16 +199,11 @@ class AllocatedAgentLoopWorker(_VerlWorker):
         fields = {k: v for k, v in group.prompt.items() if k not in ("agent_name", "__rollout_n__", "__do_sample__")}
         return fields | {"uid": group.uid, "session_id": session, "global_steps": global_steps}
 
-    async def _run_session(self, group: GroupRequest, session: int, global_steps: int) -> list[AgentLoopOutput]:
-        rollout = self.config.actor_rollout_ref.rollout
-        sampling_params = {
-            "temperature": rollout.temperature,
-            "top_p": rollout.top_p,
-            "top_k": rollout.top_k,
-            "repetition_penalty": 1.0,
-            "logprobs": rollout.calculate_log_probs,
-        }
-        agent_loop = self._agent_loop(group.prompt.get("agent_name") or rollout.agent.default_agent_loop)
+    async def _run_session(
+        self, group: GroupRequest, session: int, sampling_params: dict[str, Any], global_steps: int
+    ) -> list[AgentLoopOutput]:
+        default = self.config.actor_rollout_ref.rollout.agent.default_agent_loop
+        agent_loop = self._agent_loop(group.prompt.get("agent_name") or default)
         output = await agent_loop.run(sampling_params, **self._prompt_fields(group, session, global_steps))
         return output if isinstance(output, list) else [output]
 
@@ -276,46 +269,45 @@ class AllocatedAgentLoopWorker(_VerlWorker):
             return None, {}
         return outputs[-1].reward_score, outputs[-1].extra_fields.get("reward_extra_info", {})
 
-    def _reply(
-        self,
-        group: GroupRequest,
-        session: int,
-        outputs: list[AgentLoopOutput],
-        scored: tuple[Any, dict[str, Any]],
-        global_steps: int,
-    ) -> SessionReply:
-        correct, score = read_outcome(*scored, self._outcome_rule)
-        versions = [
-            v
-            for output in outputs
-            for name in ("min_global_steps", "max_global_steps")
-            if (v := output.extra_fields.get(name)) is not None
-        ] or [global_steps - 1]
-        reply = SessionReply(
-            group.uid,
-            session,
-            correct=correct,
-            score=score,
-            prompt_tokens=len(outputs[0].prompt_ids),
-            response_tokens=sum(len(output.response_ids) for output in outputs),
-            truncated=len(outputs[-1].response_ids) >= self.rollout_config.response_length,
-            min_version=min(versions),
-            max_version=max(versions),
-        )
-        if score is None:
-            return reply
-        for index, output in enumerate(outputs):
-            output.reward_score = score
-            output.extra_fields["reward_extra_info"] = scored[1]
-            tag = row_tag(
-                len(output.prompt_ids),
-                len(output.response_ids),
-                global_steps,
-                output.extra_fields.get("min_global_steps"),
-                output.extra_fields.get("max_global_steps"),
-            )
-            reply.rows.append((row_key(group.uid, session, index), tag))
+
+def _reply(
+    group: GroupRequest,
+    session: int,
+    outputs: list[AgentLoopOutput],
+    scored: tuple[Any, dict[str, Any]],
+    global_steps: int,
+    rule: OutcomeRule | None,
+) -> SessionReply:
+    """The reply about a session that ran, with keys and tags of its rows; without rows where it could not be scored.
+
+    Without a rule (validation) the score is taken as it is.
+    """
+    correct, score = read_outcome(*scored, rule) if rule is not None else (None, scored[0])
+    versions = [
+        version
+        for output in outputs
+        for name in ("min_global_steps", "max_global_steps")
+        if (version := output.extra_fields.get(name)) is not None
+    ] or [global_steps - 1]
+    reply = SessionReply(
+        group.uid,
+        session,
+        correct=correct,
+        score=score,
+        prompt_tokens=len(outputs[0].prompt_ids),
+        response_tokens=sum(len(output.response_ids) for output in outputs),
+        min_version=min(versions),
+        max_version=max(versions),
+    )
+    if score is None:
         return reply
+    for index, output in enumerate(outputs):
+        output.reward_score = score
+        output.extra_fields["reward_extra_info"] = scored[1]
+        lengths = len(output.prompt_ids), len(output.response_ids)
+        own_versions = output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")
+        reply.rows.append((row_key(group.uid, session, index), row_tag(*lengths, global_steps, *own_versions)))
+    return reply
 
 
 class RoundError(RuntimeError):

@@ -5,12 +5,13 @@ Everything here runs before Ray starts. An error names the setting, the value se
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.allocation import make_allocator, make_downsampler, make_selector
+from verl_ext.allocation import check_composition, make_allocator, make_downsampler, make_selector
 from verl_ext.allocation.statistics import normalised_over
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.outcomes import OutcomeRule
@@ -129,9 +130,7 @@ def resolve_budget(config: DictConfig, settings: AllocationSettings) -> StepBudg
             f"allocation.allocator.group_size={group_size} contradicts actor_rollout_ref.rollout.n={rollout_n}: "
             f"leave group_size at its default (it follows rollout.n) or set both to the same number"
         )
-    keep = getattr(downsampler.settings, "keep", None)
-    if keep is not None and keep > group_size:
-        raise SettingError(f"allocation.downsampler.keep={keep} exceeds allocation.allocator.group_size={group_size}")
+    keep = downsampler.keep
     _positive_int("data.train_batch_size", train_batch_size)
     _positive_int("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size)
     if train_batch_size % actor.ppo_mini_batch_size:
@@ -158,6 +157,25 @@ def resolve_budget(config: DictConfig, settings: AllocationSettings) -> StepBudg
     return budget
 
 
+def rows_multiple(config: DictConfig, use_critic: bool, use_reference: bool) -> int:
+        raise SettingError("distillation.enabled=True: on-policy distillation does not go together with allocation")
+
+    With `use_dynamic_bsz` micro-batches are cut by tokens and the multiple is the number of mini-batches alone.
+    """
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    update = config.data.train_batch_size // actor.ppo_mini_batch_size
+    multiple = update * (1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu or 1)
+    if not rollout.log_prob_use_dynamic_bsz:
+        multiple = math.lcm(multiple, rollout.log_prob_micro_batch_size_per_gpu or 1)
+    if use_reference and not config.actor_rollout_ref.ref.log_prob_use_dynamic_bsz:
+        multiple = math.lcm(multiple, config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu or 1)
+    if use_critic:
+        critic = config.critic
+        fixed = 1 if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu or 1
+        multiple = math.lcm(multiple, config.data.train_batch_size // critic.ppo_mini_batch_size * fixed)
+    return multiple
+
+
 def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
     """All checks that need no cluster: contradictions between `allocation` and verl's settings are refused by name."""
     mode = config.trainer.v1.trainer_mode
@@ -169,7 +187,7 @@ def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
             f"accepted is {MODE} (or start verl's own python -m verl.trainer.main_ppo)"
         )
     settings = AllocationSettings.from_config(config)
-    settings.make_selector()
+    check_composition(settings.make_selector(), settings.make_allocator(), settings.make_downsampler())
     budget = resolve_budget(config, settings)
 
     reward_model = config.reward.reward_model

@@ -8,6 +8,7 @@ the state of the rules beside the weights.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from typing import Any
 
@@ -28,7 +29,7 @@ from verl_ext.training.collector import Collector, NoUpdate
 from verl_ext.training.group_advantage import group_advantages
 from verl_ext.training.prompts import PromptRows
 from verl_ext.training.run_folder import RunFolder
-from verl_ext.training.settings import MODE, check_config
+from verl_ext.training.settings import MODE, check_config, rows_multiple
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
@@ -106,6 +107,12 @@ class PPOTrainerAllocated(PPOTrainerSync):
         super().on_validate_begin()
         self.run_folder.restore_metrics(self.logger)
 
+    def _val_metrics_update(self, data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs) -> dict:
+        # verl bootstraps every variable a thousand times; a `score` that is the reward once more adds nothing but time.
+        if reward_extra_infos_dict.get("score") == reward_extra_infos_dict["reward"]:
+            reward_extra_infos_dict.pop("score")
+        return super()._val_metrics_update(data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs)
+
     def on_train_begin(self) -> None:
         super().on_train_begin()
         self.run_folder.restore_metrics(self.logger)
@@ -143,17 +150,18 @@ class PPOTrainerAllocated(PPOTrainerSync):
         return self.config.data.train_batch_size // self.config.critic.ppo_mini_batch_size
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        multiple = self.budget.mini_batches
-        if self.use_critic:
-            multiple = int(np.lcm(multiple, self._critic_mini_batches()))
-        return dp_size * multiple
+        return dp_size * rows_multiple(self.config, self.use_critic, self.use_reference_policy)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, logging_prefix="global_seqlen", keep_minibatch=False):
         rows = len(batch)
         batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        batch.reorder(spread_padding(padding, ranks, self._get_required_batch_multiple(ranks) // ranks))
+        # The critic may cut the rows into another number of mini-batches: spread over the finer one.
+        slices = self.budget.mini_batches
+        if self.use_critic:
+            slices = math.lcm(slices, self._critic_mini_batches())
+        batch.reorder(spread_padding(padding, ranks, slices))
         metrics["allocation/pad_share"] = 1.0 - rows / len(batch)
         metrics["allocation/rows"] = rows
         self._real_rows = rows

@@ -79,7 +79,7 @@ def runs(draw):
     )
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(90))
 @given(run=runs())
 def test_every_step_holds(run):
     logging.disable(logging.WARNING)

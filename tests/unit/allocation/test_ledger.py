@@ -15,7 +15,7 @@ def outcomes(*tokens):
     return [Outcome("g", i, True, 1.0, 2, t) for i, t in enumerate(tokens)]
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_adds_up_after_any_movements(data):
     """Random movements against a plain list of rollouts in places."""

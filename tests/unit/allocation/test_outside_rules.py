@@ -49,7 +49,7 @@ class Wanderer(Allocator):
         return self.kept_back
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(40))
 @given(seed=st.integers(0, 10**6), groups=st.integers(1, 5), keep=st.none() | st.integers(2, 4))
 def test_the_ledger_adds_up_for_random_rules(seed, groups, keep):
     logging.disable(logging.WARNING)

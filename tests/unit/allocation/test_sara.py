@@ -91,10 +91,10 @@ def test_probe_and_tau_together_if_they_agree():
 def test_rollouts_per_started_prompt(rate, top_up, stop):
     """E[N | p] = k - (k - n*) A_4(p) for top_up, 1 + A_1 + A_2 + A_3 for stop in chunks of one."""
     for settings, expected in ({"commit": "top_up"}, top_up), ({"commit": "stop", "chunk": 1}, stop):
-        run = Run(np.full(6000, rate), groups=6000, rollouts=48_000, settings={"window": 6000, **settings})
+        run = Run(np.full(3000, rate), groups=3000, rollouts=24_000, settings={"window": 3000, **settings})
         collected = run.step(0)
-        assert len(collected.started) == 6000
-        assert collected.rollouts / 6000 == pytest.approx(expected, abs=0.06)
+        assert len(collected.started) == 3000
+        assert collected.rollouts / 3000 == pytest.approx(expected, abs=0.06)
 
 
 def test_predicted_and_realised_shares():

@@ -97,8 +97,9 @@ def test_streams_of_randomness_are_named():
 
 def test_the_core_imports_nothing_heavy():
     code = (
-        "import sys, verl_ext.allocation, verl_ext.simulation.backend\n"
+        "import sys, verl_ext.allocation, verl_ext.simulation.backend, verl_ext.testing\n"
         "heavy = {'verl', 'ray', 'torch', 'vllm', 'transfer_queue', 'hydra', 'omegaconf', 'transformers', 'pandas'}\n"
+        "heavy |= {'pytest', 'hypothesis'}\n"
         "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))"
     )
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(verl_ext.__file__))}

@@ -42,6 +42,12 @@ class Allocator:
         """Rollouts of a finished group."""
         return self.settings.group_size
 
+    @property
+    def largest_group(self) -> int:
+        """Most scored rollouts that a group of the batch can have before down-sampling. More than ``group_size`` where
+        groups vary in size, less where some of a group's rollouts are never trained on."""
+        return self.group_size
+
     def begin_step(self, ctx: StepContext) -> None:
         """A step begins. Groups kept waiting are taken up here, with ``ctx.resume(group)``; the selector has not
         begun the step yet, so that no prompt can be admitted."""

@@ -63,6 +63,10 @@ class Knapsack(Allocator):
         self._seen: dict[int, tuple[int, int]] = {}  # by prompt: the latest outcomes as bits, and how many
         self._numbers: dict[str, float] = {}
 
+    @property
+    def largest_group(self) -> int:
+        return self.settings.most
+
     def ask(self, ctx) -> list[Request]:
         if ctx.round > 1:
             return []

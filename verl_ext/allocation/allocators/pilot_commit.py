@@ -113,6 +113,11 @@ class PilotCommit(Allocator):
         self._solved: dict[int, int] = {}  # by prompt: solved pilots in a row, where a retirement is still open
         self._numbers: dict[str, float] = {}
 
+    @property
+    def largest_group(self) -> int:
+        kept = self.settings.n_pilot_kept
+        return (self.settings.n_pilot if kept is None else kept) + self.settings.commit
+
     def begin_step(self, ctx) -> None:
         require(ctx.max_rounds >= 2, "max_rounds", ctx.max_rounds, "2 or more with pilot_commit: pilots, then commits")
         self._buffer = self._waiting.resume(ctx)  # qualified pilots, oldest first

@@ -46,6 +46,10 @@ class Sara(Allocator):
         self._audit = Audit(settings.audit_fraction)
         self._numbers: dict[str, float] = {}
 
+    @property
+    def largest_group(self) -> int:
+        return self._worst
+
     def begin_step(self, ctx) -> None:
         require(
             ctx.max_rounds > self._top_up,

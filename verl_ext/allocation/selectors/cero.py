@@ -275,7 +275,8 @@ class Cero(Selector):
         if settings.price == "exact" and self._offered:
             self._price = float(self._theta[ranked[self._offered - 1]])
         self._queue = self._rng.permutation(np.concatenate([ranked[:named], others])).astype(np.int32)
-        self._virtual = self._virtual.astype(np.int32) if settings.dual == "virtual" else self._virtual[:0]
+        keep = len(self._virtual) if settings.dual == "virtual" else 0  # the queue says the rest
+        self._virtual = self._virtual[:keep].astype(np.int32)
 
     def _round_left(self) -> int:
         """Rollouts that the round may still issue."""

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated runs, and the command line."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_module
+
+from verl_ext.allocation import effective_probability
+from verl_ext.simulate import run as run_config
+from verl_ext.simulation import closed_form
+from verl_ext.simulation.run import Rules, Simulation, simulate
+from verl_ext.simulation.settings import WorldSettings
+
+SARA = {"name": "sara"}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.getLogger("verl_ext.allocation").setLevel(logging.ERROR)
+    yield
+    logging.getLogger("verl_ext.allocation").setLevel(logging.NOTSET)
+
+
+def small(**more):
+    return WorldSettings(**{"prompts": 600, "steps": 4, "batch": 16, "held_out": 50, "topics": 5, **more})
+
+
+def test_the_ledger_of_the_counted_steps_adds_up():
+    rules = Rules(allocator={"name": "sara", "max_staleness": 1, "margin": 0.5})
+    ledger = simulate("u_shaped", small(warmup_steps=3), rules)["ledger"]
+    grown = ledger["waiting"] - ledger["waiting_before"]
+    assert ledger["waiting"] > 0
+    assert ledger["issued"] == sum(ledger["fates"].values()) + grown
+    grown_tokens = ledger["waiting_tokens"] - ledger["waiting_tokens_before"]
+    assert ledger["tokens"] == sum(ledger["fate_tokens"].values()) + grown_tokens
+
+
+def test_warm_up_is_not_counted():
+    counted = simulate("u_shaped", small(warmup_steps=3, frozen=True), Rules())
+    assert counted["rollouts"] == 4 * 16 * 8 and len(counted["curve"]) == 5
+    longer = Simulation("u_shaped", small(frozen=True), Rules())
+    steps = [longer.advance() for _ in range(7)]
+    assert counted["effective_groups"] == sum(group.mixed for step in steps[3:] for group in step.groups)
+
+
+def test_a_seed_decides_all():
+    a, b, c = (simulate("u_shaped", small(), Rules({"name": "mopps"}, SARA), seed) for seed in (3, 3, 4))
+    assert a == b and a != c
+
+
+def test_learning_lifts_accuracy_and_freezing_does_not():
+    learnt = simulate("u_shaped", small(pace=2), Rules())["curve"]
+    assert learnt[-1]["accuracy"] > learnt[0]["accuracy"] + 0.02
+    frozen = simulate("u_shaped", small(frozen=True), Rules())["curve"]
+    assert frozen[-1]["accuracy"] == frozen[0]["accuracy"]
+    assert frozen[-1]["effective_share"] == pytest.approx(0.33, abs=5e-3)
+
+
+def test_drift_moves_prompts_that_nothing_trains():
+    run = Simulation("uniform", small(drift=0.5, pace=10**9, own=0.0), Rules())
+    before = run.population.rates()
+    run.advance()
+    assert np.abs(run.population.rates() - before).min() > 0
+
+
+@pytest.mark.parametrize("population", ["all_solved", "all_hopeless"])
+@pytest.mark.parametrize("allocator", ["uniform", "dynamic_sampling", "sara"])
+def test_saturated_populations_end(population, allocator):
+    result = simulate(population, small(steps=2), Rules(allocator={"name": allocator}))
+    assert result["effective_groups"] == 0 and result["rollouts_per_effective_group"] is None
+    assert result["rollouts"] <= 2 * 6 * 16 * 8
+    assert result["accuracy"] == (1.0 if population == "all_solved" else 0.0)
+
+
+def test_wrong_answers_are_longer():
+    tokens = {p: simulate(p, small(steps=1), Rules()) for p in ("all_solved", "all_hopeless")}
+    mean = {p: result["tokens"] / result["rollouts"] for p, result in tokens.items()}
+    assert mean["all_solved"] == pytest.approx(400, rel=0.15)
+    assert mean["all_hopeless"] == pytest.approx(800, rel=0.15)
+
+
+@pytest.mark.parametrize("commit", ["top_up", "stop"])
+def test_monte_carlo_agrees_with_the_closed_form(commit):
+    """Of all groups started, surplus ones included: within 3 %."""
+    world = WorldSettings(prompts=8000, steps=8, batch=128, frozen=True, effective_share=0.35, held_out=1)
+    run = Simulation("u_shaped", world, Rules(allocator={"name": "sara", "commit": commit, "window": 400}))
+    groups = [group for _ in range(world.steps) for group in run.advance().started]
+    cost = sum(8 if group.mixed and commit == "top_up" else 4 for group in groups)
+    expected = closed_form.sara(run.population.rates(), 8, 4, commit)
+    assert cost / sum(group.mixed for group in groups) == pytest.approx(expected, rel=0.03)
+
+
+def test_dynamic_sampling_costs_k_over_e():
+    world = WorldSettings(prompts=8000, steps=10, batch=128, frozen=True, effective_share=0.35, held_out=1)
+    rules = Rules(allocator={"name": "dynamic_sampling", "refill": "one_for_one"}, max_rounds=40, rollouts=99_999)
+    assert simulate("u_shaped", world, rules)["rollouts_per_effective_group"] == pytest.approx(8 / 0.35, rel=0.03)
+
+
+def test_the_uniform_population_is_what_the_uniform_prior_expects():
+    """The share of probes that are mixed is what SARA's prior predicts, here and only here."""
+    world = WorldSettings(prompts=8000, steps=4, batch=128, frozen=True, held_out=1)
+    run = Simulation("uniform", world, Rules(allocator=SARA))
+    groups = [group for _ in range(world.steps) for group in run.advance().started]
+    mixed = sum(group.mixed for group in groups) / len(groups)
+    assert mixed == pytest.approx(float(effective_probability(0, 0, 4)), abs=0.05)
+
+
+def test_the_command_line(tmp_path):
+    """Same rules and groups as training; nothing of the training stack is imported; the file has what is promised."""
+    output = tmp_path / "folder" / "x.json"
+    code = (
+        "import sys, runpy; sys.argv[0] = 'simulate'\n"
+        "try: runpy.run_module('verl_ext.simulate', run_name='__main__')\n"
+        "finally: print('loaded:', sorted({'verl', 'ray', 'torch', 'vllm'} & set(sys.modules)))"
+    )
+    arguments = ["allocation/selector=cero", "allocation/allocator=sara", "allocation.allocator.probe=3", "seed=5",
+                 "population=u_shaped", "simulation.prompts=500", "simulation.steps=3", "simulation.batch=16",
+                 "simulation.warmup_steps=1", "simulation.effective_share=0.4", f"output={output}"]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "loaded: []" in done.stdout
+    result = json.loads(output.read_text())
+    assert {"rollouts", "tokens", "effective_groups", "rollouts_per_effective_group", "rounds_per_step", "ledger",
+            "accuracy"} <= set(result)  # fmt: skip
+    assert result["settings"]["allocation"]["selector"]["rounds"] == 4
+    assert result["settings"]["allocation"]["allocator"]["probe"] == 3
+    world = WorldSettings(prompts=500, steps=3, batch=16, warmup_steps=1, effective_share=0.4)
+    rules = Rules({"name": "cero", "rounds": 4, "seed": 5}, {"name": "sara", "probe": 3})
+    assert result["rollouts"] == simulate("u_shaped", world, rules, 5)["rollouts"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
+@pytest.mark.parametrize("overrides, message", [
+    (["allocation/allocator=sara", "allocation.allocator.probe=9"],
+     "allocation.allocator.probe=9; accepted: an integer in [2, group_size=8]"),
+    (["seed=-1"], "seed=-1; accepted: an integer of 0 or more"),
+    (["+allocation.rounds=3"], "allocation.rounds=3; accepted: "),
+    (["population=recorded"], "simulation.record=None; accepted: a recorded table"),
+])  # fmt: skip
+def test_bad_settings_are_refused_by_name(overrides, message):
+    with initialize_config_module("verl_ext.configs", version_base=None):
+        config = compose("simulate", ["simulation.steps=1", *overrides])
+    with pytest.raises(ValueError) as error:
+        run_config(config)
+    assert str(error.value).startswith(message)

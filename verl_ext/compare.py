@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m verl_ext.compare recipes=[cpu/grpo,cpu/sara] seeds=[0,1,2]`: recipes side by side, in one report.
+
+Runs what is missing, resumes what was cut off, never reruns what is done, and builds the report of the run folders. Exit
+status: 1 if a run failed, 2 if a setting or a folder cannot be used, 130 if it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_ext.comparison.compare import compare
+from verl_ext.comparison.figures import draw_all
+from verl_ext.comparison.page import page
+from verl_ext.comparison.plan import CompareError, plan, state_of
+from verl_ext.comparison.runner import COMMAND, run_all
+from verl_ext.comparison.runs import find, load
+
+
+def build(
+    folders: Sequence[Path], output: Path, title: str, baseline: str | None = None, target: float | None = None,
+    recipes: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Build the report of some run folders: index.html, PNGs, and all numbers as comparison.json.
+
+    Args:
+        recipes: in this order, others behind them; the first is the baseline where none is named. Without them one
+            called grpo comes first.
+
+    Raises:
+        CompareError: a folder or a setting that cannot be used.
+    """
+    runs = [load(folder) for folder in folders]
+    order = {recipe: i for i, recipe in enumerate(recipes)}
+    grpo = re.compile(r"(^|[/_-])grpo$")
+    runs.sort(key=lambda run: (order.get(run.recipe, len(order)), not (order or grpo.search(run.recipe))))
+    comparison = compare(runs, baseline, target)
+    output.mkdir(parents=True, exist_ok=True)
+    draw_all(comparison, output)
+    _write(output / "comparison.json", json.dumps(comparison, indent=1, default=str) + "\n")
+    _write(output / "index.html", page(comparison, title))
+    return comparison
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
+    """Do what the configuration says; returns the exit status.
+
+    Raises:
+        CompareError: a folder or a setting that cannot be used.
+    """
+    settings = OmegaConf.to_container(config, resolve=True)
+    root = Path(settings["root"])
+    planned = plan(settings["recipes"], settings["seeds"], root, settings["overrides"], settings["save_freq"])
+    failed = []
+    if settings["run"]:
+        if not planned:
+            raise CompareError("recipes=[]; accepted: recipes to run, or run=false for the report alone")
+        failed = run_all(planned, _say, command)
+    extra = find(None, settings["folders"])
+    if planned:
+        there = [one.folder for one in planned if (one.folder / "metrics.jsonl").is_file()]
+        for one in planned:
+            if one.folder not in there:
+                _say(f"{one.recipe}, seed {one.seed}: {state_of(one.folder).value}, not in the report")
+        folders = there + [folder for folder in extra if folder.resolve() not in {path.resolve() for path in there}]
+    else:
+        folders = find(root, settings["folders"])
+    if not folders:
+        raise CompareError(f"no runs: no folder under {root} has a metrics.jsonl")
+    output = Path(settings["output"])
+    title = settings["title"] or f"Comparison: {settings['project'] if not planned else root.name}"
+    comparison = build(folders, output, title, settings["baseline"], settings["target"], settings["recipes"])
+    for sentence in comparison["sentences"]:
+        _say(sentence)
+    _say(f"Report: {output / 'index.html'}")
+    return 1 if failed else 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@hydra.main(config_path="pkg://verl_ext.configs", config_name="compare", version_base=None)
+def main(config: DictConfig) -> None:
+    """Compose the configuration from the command line and run."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        status = run(config)
+    except KeyboardInterrupt:
+        _say("Stopped; the same command goes on from here.")
+        status = 130
+    except (CompareError, OmegaConfBaseException) as error:
+        print(f"verl_ext.compare: {error}", file=sys.stderr)
+        status = 2
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

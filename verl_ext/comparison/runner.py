@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run what is missing, one child process after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from .plan import PlannedRun, State, check_same, read_note, state_of, write_note
+from .provenance import provenance
+
+LOG = "train.log"
+COMMAND = (sys.executable, "-m", "verl_ext.main_ppo")
+_STOP_S = 60.0
+
+
+def run_all(
+    runs: Sequence[PlannedRun], say: Callable[[str], None], command: Sequence[str] = COMMAND
+) -> list[PlannedRun]:
+    """Run or resume every run that is not done.
+
+    Args:
+        command: what the arguments of a run are given to.
+
+    Returns:
+        The runs that failed; the others are done.
+
+    Raises:
+        CompareError: a folder holds a run with other settings; nothing has been run then.
+    """
+    for run in runs:
+        check_same(run)
+    failed = []
+    for number, run in enumerate(runs, start=1):
+        name = f"[{number}/{len(runs)}] {run.recipe}, seed {run.seed}"
+        state = state_of(run.folder)
+        if state is State.DONE:
+            say(f"{name}: done")
+            continue
+        say(f"{name}: {'goes on' if state is State.CUT_OFF else 'starts'}; output in {run.folder / LOG}")
+        started = time.monotonic()
+        status = _child(run, command)
+        if status == 0:
+            write_note(run.folder, {**read_note(run.folder), "finished": True})
+            say(f"{name}: done after {(time.monotonic() - started) / 60:.1f} minutes")
+        else:
+            failed.append(run)
+            say(f"{name}: FAILED with status {status}; the end of its log:\n{_tail(run)}")
+    return failed
+
+
+def _child(run: PlannedRun, command: Sequence[str]) -> int:
+    write_note(run.folder, {**read_note(run.folder), **run.note(), **provenance(), "finished": False})
+    with (run.folder / LOG).open("ab") as log:
+        child = subprocess.Popen(
+            [*command, *run.arguments()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # verl's file logger must write into this run's folder, whatever the caller's own says.
+            env={**{k: v for k, v in os.environ.items() if k != "VERL_FILE_LOGGER_PATH"}, "PYTHONUNBUFFERED": "1"},
+            # Its own group: Ctrl-C reaches it through `_stop` alone, once.
+            start_new_session=True,
+        )
+        try:
+            return child.wait()
+        finally:
+            _stop(child)
+
+
+def _stop(child: subprocess.Popen) -> None:
+    """Ask, wait, then end the whole group; what has left it is ended by the run's own watcher."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_STOP_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            pass
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def _tail(run: PlannedRun, lines: int = 15) -> str:
+    text = (run.folder / LOG).read_text(encoding="utf-8", errors="replace")
+    return "\n".join(f"    {line}" for line in text.splitlines()[-lines:])

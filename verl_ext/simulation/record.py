@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A record of every outcome of a run: a folder of Parquet files, one a step; no text of prompts or responses.
+
+    recorder = OutcomeRecorder(path, pool.keys)
+    collect(..., backend=recorder.around(backend, step))
+    recorder.end_step()
+
+Columns: prompt (the pool's stable key), step, session, correct (null: could not be scored), score, tokens (of the response),
+failed. A rollout is in it once, at the step that generated it, also where its group waited.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl_ext.allocation.groups import Outcome, Request
+
+SCHEMA = pa.schema(
+    [
+        pa.field("prompt", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("session", pa.int32(), nullable=False),
+        pa.field("correct", pa.bool_()),
+        pa.field("score", pa.float64()),
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("failed", pa.bool_(), nullable=False),
+    ]
+)
+_FILE = re.compile(r"^step-(\d+)\.parquet$")
+
+
+class RecordError(ValueError):
+    """A recorded table is missing or not in the expected form."""
+
+
+class OutcomeRecorder:
+    """Writes the outcomes of each step as it ends, whole or not at all.
+
+    Files of the first step recorded and of later ones are removed when it begins: they are of a run that was cut off
+    after the step that this one resumes from, or of another that was recorded here before.
+
+    Args:
+        path: the folder; made if missing.
+        keys: the prompts' keys, by row of the pool.
+
+    Raises:
+        RecordError: the path is a file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keys: Sequence[str]) -> None:
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            raise RecordError(f"allocation.record={str(path)!r} is a file; accepted: a folder, one that need not exist")
+        self._keys = keys
+        self._step: int | None = None
+        self._rows: list[tuple[int, Outcome]] = []
+        self._begun = False
+
+    def around(self, backend: Any, step: int) -> RecordingBackend:
+        """The backend, its outcomes recorded as those of ``step``."""
+        if not self._begun:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for number, file in _files(self.path):
+                if number >= step:
+                    file.unlink()
+            self._begun = True
+        self._step, self._rows = step, []
+        return RecordingBackend(backend, self._rows)
+
+    def end_step(self) -> None:
+        """Write the step's file."""
+        if self._step is None:
+            raise RuntimeError("OutcomeRecorder.end_step without a step: around(backend, step) comes first")
+        rows, outcomes = [row for row, _ in self._rows], [outcome for _, outcome in self._rows]
+        index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
+        prompts = pa.DictionaryArray.from_arrays(
+            pa.array([index[row] for row in rows], pa.int32()), pa.array([self._keys[row] for row in index], pa.string())
+        )
+        columns = [
+            prompts,
+            [self._step] * len(rows),
+            [outcome.session for outcome in outcomes],
+            [outcome.correct for outcome in outcomes],
+            [outcome.score for outcome in outcomes],
+            [outcome.response_tokens for outcome in outcomes],
+            [outcome.failed for outcome in outcomes],
+        ]
+        table = pa.table(
+            [c if isinstance(c, pa.Array) else pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)],
+            schema=SCHEMA,
+        )
+        final = self.path / f"step-{self._step:06d}.parquet"
+        partial = final.with_name(f".{final.name}.{os.getpid()}")
+        pq.write_table(table, partial)
+        os.replace(partial, final)
+        self._step, self._rows = None, []
+
+
+class RecordingBackend:
+    """A backend that keeps what passes through; all else is the backend's own."""
+
+    def __init__(self, backend: Any, rows: list[tuple[int, Outcome]]) -> None:
+        self._backend = backend
+        self._rows = rows
+
+    def generate(self, requests: Sequence[Request]) -> Sequence[Outcome]:
+        """The backend's round."""
+        outcomes = self._backend.generate(requests)
+        row_of = {request.group.uid: request.group.prompt for request in requests}
+        self._rows.extend((row_of[outcome.group], outcome) for outcome in outcomes if outcome.group in row_of)
+        return outcomes
+
+
+def read_record(path: str | os.PathLike[str]) -> pa.Table:
+    """The whole record: a folder of step files, or one Parquet file with the same columns.
+
+    Raises:
+        RecordError: nothing there, or a column is missing.
+    """
+    path = Path(path)
+    files = [file for _, file in _files(path)] if path.is_dir() else [path] if path.is_file() else []
+    if not files:
+        raise RecordError(f"{path}: no recorded outcomes; expected a folder of step-*.parquet or a Parquet file")
+    tables = []
+    for file in files:
+        have = pq.read_schema(file)
+        if missing := [name for name in SCHEMA.names if name not in have.names and name != "failed"]:
+            raise RecordError(f"{file}: no column {', '.join(missing)}; expected {', '.join(SCHEMA.names)}")
+        table = pq.read_table(file, columns=[name for name in SCHEMA.names if name in have.names])
+        if "failed" not in have.names:
+            table = table.append_column("failed", pa.array([False] * len(table)))
+        tables.append(table.select(SCHEMA.names).cast(SCHEMA))
+    return pa.concat_tables(tables).unify_dictionaries()
+
+
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    found = [(int(match[1]), file) for file in folder.iterdir() if (match := _FILE.match(file.name))]
+    return sorted(found)
