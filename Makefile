@@ -5,7 +5,7 @@ PYTEST := $(PY) -m pytest
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-unit test-contract test-integration test-long bench bench-core bench-rollout bench-step lint clean
+.PHONY: help setup demo test test-unit test-contract test-integration test-long bench bench-core bench-rollout bench-step bench-collection report lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -31,7 +31,7 @@ test-integration: setup ## the real stack: Ray, TransferQueue, FSDP, vLLM
 test-long: setup ## the tests that `make test` leaves out
 	$(PYTEST) tests -m long
 
-bench: bench-core bench-rollout bench-step ## all benchmarks
+bench: bench-core bench-rollout bench-step bench-collection ## all benchmarks
 
 bench-core: setup ## verdicts and down-sampling on one core
 	$(PY) -m benchmarks.bench_core
@@ -41,6 +41,13 @@ bench-rollout: setup ## rollouts a second beside verl's own worker
 
 bench-step: setup ## seconds a step beside verl's own trainer
 	$(PY) -m benchmarks.bench_step
+
+bench-collection: setup ## rollouts per effective group beside dynamic sampling, simulated
+	$(PY) -m benchmarks.bench_collection
+
+RUNS ?= outputs/comparison
+report: setup ## one HTML file of the runs under RUNS (outputs/comparison)
+	$(PY) -m verl_ext.compare run=false root=$(RUNS)
 
 lint: setup ## ruff
 	$(PY) -m ruff check .

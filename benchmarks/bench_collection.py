@@ -1,11 +1,12 @@
 """Rollouts per effective group: SARA beside dynamic sampling in its variants, on simulated populations.
 
-    python -m benchmarks.bench_collection [--seeds 20] [--steps 24] [--out benchmarks/results/collection.json]
+    python -m benchmarks.bench_collection [--seeds 20] [--steps 20] [--out benchmarks/results/collection.json]
 
-Everything runs through `collect`, as in training. Populations are U-shaped with a given effective share e (P(a group of 8 is
-mixed)) and a mean success rate of .35, frozen but for the last table. Exit status 1 if a limit does not hold for the mean over
-the seeds, taken at the upper end of its 95 % interval (Student's t). Single seeds are noisier than that: whether waves of
-three batches need a second one is nearly a coin's toss at each step. How many of them are within the limit is shown.
+Everything runs through `collect`, as in training. Populations are U-shaped with a given effective share e (P(a group of
+8 is mixed)) and a mean success rate of .35, frozen but for the last table. Exit status 1 if a limit does not hold for
+the mean over the seeds, taken at the upper end of its 95 % interval (Student's t). Single seeds are noisier than that:
+whether waves of three batches need a second one is nearly a coin's toss at each step. How many seeds are within the
+limit is shown.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def selected(seed: int) -> dict[str, dict[str, float]]:
     """SARA on the prompts DPS chooses, once it knows the population."""
     warm = world(SELECTED_SHARE, SELECTED_STEPS, frozen=True, held_out=1, warmup_steps=WARMUP)
     waves = Rules(allocator=RULES["DS waves 1B"], **AMPLE)
-    cold = world(SELECTED_SHARE, 40, frozen=True, held_out=1)
+    cold = world(SELECTED_SHARE, 20, frozen=True, held_out=1)
     found = {}
     for name, settings, rules in (("DS waves 1B", cold, waves), ("SARA + DPS, warm", warm, SARA_DPS)):
         result = simulate("u_shaped", settings, rules, seed)
@@ -174,7 +175,7 @@ def report_collection(found: dict[float, list[dict]], limits: Limits) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -183,8 +184,9 @@ def main() -> int:
     with ProcessPoolExecutor(args.workers) as workers:
         tasks = {share: [workers.submit(collection, share, seed, args.steps) for seed in seeds] for share in SHARES}
         chosen_tasks = [workers.submit(selected, seed) for seed in seeds]
+        submit, few = workers.submit, range(LEARNING_SEEDS)
         learn_tasks = {
-            update: {name: [workers.submit(learning, update, name, s) for s in range(LEARNING_SEEDS)] for name in LEARNING}
+            update: {name: [submit(learning, update, name, seed) for seed in few] for name in LEARNING}
             for update in ("linear", "adam1k", "adam20k")
         }
         found = {share: [task.result() for task in row] for share, row in tasks.items()}
@@ -196,11 +198,14 @@ def main() -> int:
         ratios = [row["SARA + DPS, warm"]["per_group"] / row["DS waves 1B"]["per_group"] for row in chosen]
         limits.check("SARA + DPS / DS waves 1B, frozen and warm", ratios, MOST_SELECTED)
         print(f"Learning, {BATCH * SIZE} rollouts a step: rollouts to a held-out accuracy of {TARGET}")
-        learnt = {u: {name: [t.result() for t in row] for name, row in rules.items()} for u, rules in learn_tasks.items()}
+        learnt = {
+            update: {name: [task.result() for task in row] for name, row in rules.items()}
+            for update, rules in learn_tasks.items()
+        }
     for update, rules in learnt.items():
         for name, values in rules.items():
             if None in values:
-                print(f"  {update}, {name}: not reached within {LONGEST} steps by {values.count(None)} of {len(values)}")
+                print(f"  {update}, {name}: {values.count(None)} of {len(values)} do not reach it in {LONGEST} steps")
         for name in list(rules)[1:]:
             ratios = [float("inf") if None in pair else pair[0] / pair[1]
                       for pair in zip(rules[name], rules["uniform"], strict=True)]  # fmt: skip

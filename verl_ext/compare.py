@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m verl_ext.compare recipes=[cpu/grpo,cpu/sara] seeds=[0,1,2]`: recipes side by side, in one report.
 
-Runs what is missing, resumes what was cut off, never reruns what is done, and builds the report of the run folders. Exit
-status: 1 if a run failed, 2 if a setting or a folder cannot be used, 130 if it was stopped.
+Runs what is missing, resumes what was cut off, never reruns what is done, and builds the report of the run folders.
+Exit status: 1 if a run failed, 2 if a setting or a folder cannot be used, 130 if it was stopped.
 """
 
 from __future__ import annotations

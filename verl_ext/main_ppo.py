@@ -40,7 +40,8 @@ def _searchpath() -> list[str]:
 
     Such a package names its configuration, laid out as verl_ext's, by an entry point of the group `verl_ext.configs`.
     """
-    return [f"file://{_verl_config_dir()}", *sorted({f"pkg://{p.value}" for p in entry_points(group="verl_ext.configs")})]
+    packages = {f"pkg://{point.value}" for point in entry_points(group="verl_ext.configs")}
+    return [f"file://{_verl_config_dir()}", *sorted(packages)]
 
 
 OmegaConf.register_new_resolver("verl_ext_searchpath", _searchpath, replace=True)

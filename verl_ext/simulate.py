@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m verl_ext.simulate allocation/allocator=sara ... output=x.json`: rules on a simulated or recorded population.
+"""`python -m verl_ext.simulate allocation/allocator=sara ... output=x.json`: rules on a population of prompts.
 
-The same `collect`, rules and configuration groups as in training; no verl, Ray or torch.
+The population is simulated, or a real run's recorded outcomes. The same `collect`, rules and configuration groups as in
+training; no verl, Ray or torch.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def summary(result: dict[str, Any]) -> str:
         ("rollouts", f"{result['rollouts']:,} ({result['tokens']:,} tokens): {fates}"),
         ("effective groups", f"{result['effective_groups']:,}, at "
                              f"{'no' if per_group is None else f'{per_group:.2f}'} rollouts each"),
-        ("held-out accuracy", accuracy),
+        ("accuracy, recorded" if "reused_rollouts" in result else "held-out accuracy", accuracy),
     ]  # fmt: skip
     return "\n".join(f"{name:<20}{value}" for name, value in rows)
 

@@ -80,7 +80,8 @@ def test_every_hook_is_listed_with_its_signature(kind):
 def test_the_context_is_described_whole():
     names = set(re.findall(r"`(\w+)(?:\([^)]*\))?`", TEXT.split("`ctx` is a `StepContext`:")[1].split("\n\n")[0]))
     public = {name for name in vars(StepContext) if not name.startswith("_")}
-    assigned = set(re.findall(r"^        self\.(?!_)(\w+)(?:: [^=]+)? =", inspect.getsource(StepContext.__init__), re.M))
+    source = inspect.getsource(StepContext.__init__)
+    assigned = set(re.findall(r"^        self\.(?!_)(\w+)(?:: [^=]+)? =", source, re.M))
     for_the_loop = {"issue", "record", "issued", "tokens_before"}
     assert names == (public | assigned) - for_the_loop
 

@@ -37,9 +37,8 @@ def check_composition(selector: Any, allocator: Any, downsampler: Any) -> None:
             raise SettingError(f"{kind}.name", _name(part), f"a subclass of verl_ext.allocation.{base.__name__}")
     keep, largest = downsampler.keep, allocator.largest_group
     if keep is not None and keep > largest:
-        raise SettingError(
-            "downsampler.keep", keep, f"at most {largest}, the most rollouts that {_name(allocator)} trains on of a group"
-        )
+        most = f"at most {largest}, the most rollouts that {_name(allocator)} trains on of a group"
+        raise SettingError("downsampler.keep", keep, most)
     if isinstance(allocator, Sara) and allocator.settings.effective == "spread" and isinstance(selector, _BY_OUTCOME):
         raise SettingError(
             "allocator.effective", "spread",

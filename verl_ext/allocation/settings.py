@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ def build(kind: type[T], section: str, values: Mapping[str, Any]) -> T:
         SettingError: a setting is unknown, missing or of the wrong type; or what ``kind`` itself refuses.
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     known = ", ".join(sorted(fields)) or "none"
     for name, value in values.items():
         if name not in fields:
@@ -46,6 +47,11 @@ def build(kind: type[T], section: str, values: Mapping[str, Any]) -> T:
         if absent and name not in values:
             raise SettingError(f"{section}.{name}", None, f"{_describe(hints[name])}; it has no default")
     return kind(**{name: _convert(value, hints[name]) for name, value in values.items()})
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -90,8 +90,8 @@ def _share(comparison: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": "effective-share",
         "title": "Effective groups among those sampled",
-        "note": "Share of the groups started in a step that had right and wrong answers; mean over seeds, smoothed over "
-        "a twelfth of the run.",
+        "note": "Share of the groups started in a step that had right and wrong answers; mean over seeds, smoothed "
+        "over a twelfth of the run.",
         "traces": traces,
         "layout": _layout("training step", "effective share", yaxis={"range": [0, 1.02]}),
     }
@@ -153,8 +153,8 @@ def _calibration(comparison: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": "calibration",
         "title": "Calibration of p_eff and of the selectors",
-        "note": "What a rule predicted against what came of it, each point a fifth of a run (audits: a whole run). On the "
-        "dotted line the two agree. "
+        "note": "What a rule predicted against what came of it, each point a fifth of a run (audits: a whole run). On "
+        "the dotted line the two agree. "
         + " ".join(f"{_GLYPHS[i % len(_GLYPHS)]} {kind}." for i, kind in enumerate(kinds)),
         "traces": traces,
         "layout": _layout("predicted", "realised", xaxis={"range": [0, 1.02]}, yaxis={"range": [0, 1.02]}),

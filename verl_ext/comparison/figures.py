@@ -64,7 +64,8 @@ def _accuracies(axes: Any, comparison: dict[str, Any], figure: Any) -> None:
             axis.axhline(comparison["target"], color="#999999", linewidth=1, linestyle=":")
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(labels)), frameon=False, fontsize=9.5)
+        columns = min(6, len(labels))
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=9.5)
 
 
 def _shares(axes: Any, comparison: dict[str, Any], figure: Any) -> None:
@@ -82,7 +83,7 @@ def _shares(axes: Any, comparison: dict[str, Any], figure: Any) -> None:
             smooth = running_mean(series["mean"], max(1, len(series["x"]) // 12))
             share.plot(series["x"], smooth, color=colour, linewidth=2, label=recipe)
         for pair in found["predictions"]:
-            marker = markers.setdefault(pair["what"], "ox s^D".replace(" ", "")[len(markers) % 5])
+            marker = markers.setdefault(pair["what"], "oxs^D"[len(markers) % 5])
             calibration.plot(pair["predicted"], pair["realised"], marker, color=colour, alpha=0.8, markersize=6)
     for what, marker in markers.items():
         calibration.plot([], [], marker, color="#777777", label=what)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expected rollouts per effective group on a frozen population, and what an oracle would need.
 
-p is a prompt's success rate, A_n(p) = p^n + (1 - p)^n the probability that n rollouts are alike, k the group size, means
-are over the prompts. Waves, surplus and rounds are left out: every count is that of refilling one by one.
+p is a prompt's success rate, A_n(p) = p^n + (1 - p)^n the probability that n rollouts are alike, k the group size;
+means are over the prompts. Waves, surplus and rounds are left out: every count is that of refilling one by one.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     collect(..., backend=recorder.around(backend, step))
     recorder.end_step()
 
-Columns: prompt (the pool's stable key), step, session, correct (null: could not be scored), score, tokens (of the response),
-failed. A rollout is in it once, at the step that generated it, also where its group waited.
+Columns: prompt (the pool's stable key), step, session, correct (null: could not be scored), score, tokens (of the
+response), failed. A rollout is in it once, at the step that generated it, also where its group waited.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class OutcomeRecorder:
         rows, outcomes = [row for row, _ in self._rows], [outcome for _, outcome in self._rows]
         index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
         prompts = pa.DictionaryArray.from_arrays(
-            pa.array([index[row] for row in rows], pa.int32()), pa.array([self._keys[row] for row in index], pa.string())
+            pa.array([index[row] for row in rows], pa.int32()),
+            pa.array([self._keys[row] for row in index], pa.string()),
         )
         columns = [
             prompts,

@@ -21,8 +21,8 @@ class ReplayBackend:
     same distance first), the sessions of a visit in seeded order; when all are used up, it begins again, and those
     rollouts are counted in ``reused``. Frozen, all visits of a prompt are one.
 
-    A visit has as many sessions as the recording rule asked for, which may depend on the outcomes: SARA stops after four
-    failures. Record with ``allocator=uniform`` where rules are to be compared fairly.
+    A visit has as many sessions as the recording rule asked for, which may depend on the outcomes: SARA stops after
+    four failures. Record with ``allocator=uniform`` where rules are to be compared fairly.
 
     Args:
         table: what `read_record` returned.

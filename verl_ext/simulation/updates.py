@@ -6,8 +6,8 @@ With signals s_g = sqrt(p (1 - p)) of the batch's groups, n_g their rows, and B0
     linear   progress = eta sum_g s_g / B0                           the gradient's length counts, its noise does not
     adam     progress = eta G / sqrt(G^2 + V),  G = sum_g s_g / B,  V = sigma^2 sum_{g mixed} (1 / n_g) / B^2
 
-``adam1k`` and ``adam20k`` are normalised updates whose noise equals the signal at 1,000 and 20,000 rows of mixed groups of
-average signal s0: sigma^2 = rows s0^2. With 20,000, progress is nearly proportional to signal x sqrt(rows).
+``adam1k`` and ``adam20k`` are normalised updates whose noise equals the signal at 1,000 and 20,000 rows of mixed groups
+of average signal s0: sigma^2 = rows s0^2. With 20,000, progress is nearly proportional to signal x sqrt(rows).
 Of the progress, 80 % goes to all prompts and 20 % to the topics of the groups, in proportion to their signals.
 """
 

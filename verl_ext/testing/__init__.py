@@ -1,7 +1,7 @@
 """Contracts that any rule can be put through, for the tests of packages outside this one.
 
-Plain functions; each raises AssertionError saying what does not hold, on which data and in which step. They import no verl,
-Ray, PyTorch or test framework::
+Plain functions; each raises AssertionError saying what does not hold, on which data and in which step. They import no
+verl, Ray, PyTorch or test framework::
 
     from verl_ext.testing import allocator_contract
 

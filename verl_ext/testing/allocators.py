@@ -32,13 +32,13 @@ def allocator_contract(
 ) -> None:
     """Put an allocator through everything the loop relies on.
 
-    On prompts of all success rates, with failing and unscored rollouts, on data that is all solved, all hopeless or never
-    scored, and on fewer prompts than the batch has groups: the ledger adds up and no rollout is lost; the step's budget is
-    kept, tight or generous, and so is one that the selector makes smaller still; no prompt enters a step twice; a step ends
-    within its rounds, and by itself where rounds and budget are plenty; the same seed decides the same, whatever the state
-    of NumPy's and Python's global generators; a run resumed before any step decides as one that was not stopped; a state
-    with other keys is refused; outcomes told in parts and out of order bring the same verdicts; the step after one that
-    broke off works.
+    On prompts of all success rates, with failing and unscored rollouts, on data that is all solved, all hopeless or
+    never scored, and on fewer prompts than the batch has groups: the ledger adds up and no rollout is lost; the step's
+    budget is kept, tight or generous, and so is one that the selector makes smaller still; no prompt enters a step
+    twice; a step ends within its rounds, and by itself where rounds and budget are plenty; the same seed decides the
+    same, whatever the state of NumPy's and Python's global generators; a run resumed before any step decides as one
+    that was not stopped; a state with other keys is refused; outcomes told in parts and out of order bring the same
+    verdicts; the step after one that broke off works.
 
     Args:
         make_allocator: makes a fresh allocator, e.g. ``lambda: make_allocator("sara", group_size=8)``.
@@ -123,7 +123,7 @@ def _tells_in_parts(make_trial: Callable[[], Trial], data: str, steps: int, seed
         with explained(f"on {data}, step {number}, with outcomes told in parts and out of order"):
             first, second = one.step_in_parts(number, whole), two.step_in_parts(number, pieces)
             assert decisions(first) == decisions(second), (
-                "other decisions than with whole rounds; in tell, judge a group only when it has nothing pending, and draw "
-                "from ctx.rng in ask or finish"
+                "other decisions than with whole rounds; in tell, judge a group only when it has nothing pending, and "
+                "draw from ctx.rng in ask or finish"
             )
             assert one.allocator.metrics() == two.allocator.metrics(), "other metrics than with whole rounds"

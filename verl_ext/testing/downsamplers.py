@@ -45,9 +45,9 @@ def downsampler_contract(
     """Put a down-sampler through everything the loop relies on.
 
     On groups of every shape, empty ones included: it gives sessions that are scored and not set aside, each once and in
-    order, at most ``keep`` of them and at least two where two are there; it leaves the group as it was, and decides the same
-    with the same ``rng``, whatever the state of the global generators, as with none twice. In runs of ``collect`` the ledger
-    adds up.
+    order, at most ``keep`` of them and at least two where two are there; it leaves the group as it was; and it decides
+    the same with the same ``rng``, or with none, whatever the state of the global generators. In runs of ``collect``
+    the ledger adds up.
 
     Args:
         make_downsampler: makes a fresh down-sampler, e.g. ``lambda: make_downsampler("random", keep=4)``.

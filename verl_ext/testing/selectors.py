@@ -22,11 +22,12 @@ _ALLOCATORS = {
 def selector_contract(make_selector: Callable[[], Selector], *, groups: int = 3, steps: int = 5, seed: int = 0) -> None:
     """Put a selector through everything the loop relies on.
 
-    It never gives more prompts than asked for, nor one that is retired, deferred, in hand or offered in the step already,
-    and it marks what it gives as offered; it comes to an end; its budget lies between nothing and what it is allowed. Under
-    ``uniform``, ``sara`` and ``pilot_commit``, on data of all kinds: the ledger adds up, the same seed chooses the same
-    whatever the state of the global generators, and so does a run resumed before any step. State with other keys, and, where
-    a selector keeps state by prompt, state of another pool, is refused; the step after one that broke off works.
+    It never gives more prompts than asked for, nor one that is retired, deferred, in hand or offered in the step
+    already, and it marks what it gives as offered; it comes to an end; its budget lies between nothing and what it is
+    allowed. Under ``uniform``, ``sara`` and ``pilot_commit``, on data of all kinds: the ledger adds up, the same seed
+    chooses the same whatever the state of the global generators, and so does a run resumed before any step. State with
+    other keys, and, where a selector keeps state by prompt, state of another pool, is refused; the step after one that
+    broke off works.
 
     Args:
         make_selector: makes a fresh selector, e.g. ``lambda: make_selector("dps")``.

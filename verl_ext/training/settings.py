@@ -158,7 +158,7 @@ def resolve_budget(config: DictConfig, settings: AllocationSettings) -> StepBudg
 
 
 def rows_multiple(config: DictConfig, use_critic: bool, use_reference: bool) -> int:
-        raise SettingError("distillation.enabled=True: on-policy distillation does not go together with allocation")
+    """The number that a rank's rows must be a multiple of, so that all mini-batches and micro-batches come out whole.
 
     With `use_dynamic_bsz` micro-batches are cut by tokens and the multiple is the number of mini-batches alone.
     """

@@ -17,12 +17,12 @@ from verl_ext.allocation import (
     make_selector,
     rng_for,
 )
+from verl_ext.simulate import summary
 from verl_ext.simulation.backend import SimulatedBackend
 from verl_ext.simulation.record import OutcomeRecorder, RecordError, read_record
 from verl_ext.simulation.replay import ReplayBackend
 from verl_ext.simulation.run import Rules, simulate
 from verl_ext.simulation.settings import WorldSettings
-from verl_ext.simulate import summary
 
 KEYS = [f"key-{i}" for i in range(60)]
 
@@ -63,7 +63,8 @@ def rows_of(path):
 
 
 def test_every_rollout_is_recorded_once_also_where_groups_wait(tmp_path):
-    run = Session(tmp_path / "record", {"name": "sara", "max_staleness": 1, "margin": 1.0}, unscorable=0.1, failing=0.05)
+    carrying = {"name": "sara", "max_staleness": 1, "margin": 1.0}
+    run = Session(tmp_path / "record", carrying, unscorable=0.1, failing=0.05)
     waited = sum(len(run.step(number, stop=6).waiting) for number in range(1, 6))
     assert waited > 0
     rows = rows_of(tmp_path / "record")
@@ -157,7 +158,7 @@ def test_population_recorded(tmp_path):
     assert json.dumps(a) != json.dumps(other)
     right = [row[3] for row in rows_of(tmp_path / "record")]
     assert a["accuracy"] == pytest.approx(sum(right) / len(right), abs=0.02)
-    assert "held-out accuracy" in summary(a)
+    assert "accuracy, recorded" in summary(a)
     grpo = simulate("recorded", world, Rules(), 0)
     assert a["rollouts_per_effective_group"] != grpo["rollouts_per_effective_group"]
 
