@@ -18,6 +18,7 @@ from verl_ext.allocation.ledger import Ledger
 from verl_ext.allocation.pool import PromptPool
 from verl_ext.allocation.state import load_state, rng_for, save_state
 from verl_ext.allocation.statistics import GroupStatistics
+from verl_ext.simulation.record import OutcomeRecorder
 from verl_ext.training.backend import PARTITION, TransferQueueBackend
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.prompts import PromptRows
@@ -48,6 +49,7 @@ class Collector:
         """By uid of the groups in the batch: mean and standard deviation over all their scored rollouts."""
         self.skipped_updates = 0
         self.backend = TransferQueueBackend(prompts, settings.deadline_s)
+        self.recorder = OutcomeRecorder(settings.record, prompts.keys) if settings.record else None
         self._start_fresh()
 
     def _start_fresh(self) -> None:
@@ -89,7 +91,7 @@ class Collector:
             selector=self.selector,
             pool=self.pool,
             downsampler=self.downsampler,
-            backend=self.backend,
+            backend=self.recorder.around(self.backend, global_steps) if self.recorder else self.backend,
             ledger=self.ledger,
             stop=self.stop,
             max_rounds=self.settings.max_rounds,
@@ -97,6 +99,8 @@ class Collector:
             min_group_rows=self.budget.min_group_rows,
         )
         collect_s = time.perf_counter() - started
+        if self.recorder:
+            self.recorder.end_step()
         self.statistics = collected.statistics
         self.backend.release(collected.dropped)
         keys, tags = self.backend.rows(collected.kept)

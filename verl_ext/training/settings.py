@@ -64,6 +64,9 @@ class AllocationSettings:
     deadline_s: float = 3600.0
     """Seconds after which a session that has not ended is cancelled and counted as failed."""
 
+    record: str | None = None
+    """Folder that every outcome is recorded in (Parquet, a file a step, never the text); null records nothing."""
+
     resume: str = "strict"
     """strict: a saved state that does not fit this run is an error; fresh: start the rules anew beside the weights."""
 
