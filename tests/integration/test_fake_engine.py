@@ -170,6 +170,71 @@ def test_a_state_of_another_rule_is_refused_by_name(stack, tmp_path):
     fresh.load(folder)
 
 
+def test_pilots_ride_with_commits_wait_across_the_update_and_survive_a_resume(stack, tmp_path):
+    """Pilot-Commit with binding: the rollouts that wait are saved whole and come back row by row."""
+    import transfer_queue as tq
+
+    recipe = "recipe=cpu/pilot_commit"
+    straight = collector_with(stack, recipe)
+    requests: list[list[tuple[str, int]]] = []
+    generate_round = straight.backend.manager.generate_round
+
+    def logged(groups, *args):
+        requests.append([(group.uid, group.n) for group in groups])
+        return generate_round(groups, *args)
+
+    straight.backend.manager.generate_round = logged
+    try:
+        meta, metrics = straight.sample(1)
+        clear(meta)
+        rounds_of_first = len(requests)
+        meta, metrics = straight.sample(2)
+    finally:
+        straight.backend.manager.generate_round = generate_round
+    second = requests[rounds_of_first]
+    commits = [uid for uid, n in second if n == 12]
+    pilots = [uid for uid, n in second if n == 4]
+    assert len(commits) == 16 and len(pilots) == 48, "one call carries this step's commits and the next step's pilots"
+    assert all(uid.startswith("s1g") for uid in commits) and all(uid.startswith("s2g") for uid in pilots)
+    assert len(requests) == rounds_of_first + 1
+    trained = {key.split("_")[0] for key in meta.keys}
+    assert trained == set(commits)
+    assert metrics["allocation/lag_mean"] == 1.0
+    # Pilots carry the version they were generated with, the commits a later one.
+    versions = {tag["min_global_steps"] for tag in meta.tags}
+    assert versions == {0, 1}
+    waiting = sorted(set(left_in_transfer_queue()) - set(meta.keys))
+    assert straight.ledger_record["waiting"] == len(waiting) > 0
+
+    folder = str(tmp_path / "global_step_2" / "allocation")
+    straight.save(folder)
+    clear(meta)
+    before = tq.kv_batch_get(keys=waiting, partition_id="train")
+    before_rows = {name: [str(value) for value in before[name]] for name in before.keys()}
+    clear_record = straight.sample(3)[0]
+    expected = straight.ledger_record, sorted(clear_record.keys)
+    tq.kv_clear(keys=left_in_transfer_queue(), partition_id="train")
+
+    resumed = collector_with(stack, recipe)
+    resumed.load(folder)
+    assert sorted(left_in_transfer_queue()) == waiting
+    after = tq.kv_batch_get(keys=waiting, partition_id="train")
+    assert {name: [str(value) for value in after[name]] for name in after.keys()} == before_rows
+    meta, _ = resumed.sample(3)
+    assert (resumed.ledger_record, sorted(meta.keys)) == expected
+    tq.kv_clear(keys=left_in_transfer_queue(), partition_id="train")
+
+
+def test_outcomes_are_recorded_for_replay(stack, tmp_path):
+    from verl_ext.simulation.record import read_record
+
+    collector = collector_with(stack, f"allocation.record={tmp_path / 'record'}")
+    meta, metrics = collector.sample(1)
+    clear(meta)
+    table = read_record(tmp_path / "record")
+    assert len(table) == metrics["allocation/step_rollouts"]
+
+
 def test_a_worker_that_dies_is_a_clear_error_and_the_ledger_adds_up(stack):
     import ray
 

@@ -1,0 +1,55 @@
+"""ledger.jsonl and metrics.jsonl across a resume."""
+
+import io
+import json
+from types import SimpleNamespace
+
+from omegaconf import OmegaConf
+
+from verl_ext.training.run_folder import RunFolder
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_resume_cuts_both_files_back_and_keeps_what_came_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "set")
+    config = OmegaConf.create({"x": 1, "y": "${x}"})
+    folder = RunFolder(str(tmp_path), config)
+    for step in (1, 2, 3):
+        folder.end_step({"step": step, "issued": 8}, {}, step, 3)
+    written = [{"step": step, "data": {"a": step}} for step in (0, 1, 2, 3)]
+    cut_off = '{"step": 3, "da'
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written) + cut_off)
+
+    resumed = RunFolder(str(tmp_path), config)
+    resumed.keep_until(2)
+    assert [line["step"] for line in lines(tmp_path / "ledger.jsonl")] == [1, 2]
+    file = SimpleNamespace(fp=io.BytesIO())
+    tracking = SimpleNamespace(logger={"file": file})
+    resumed.restore_metrics(tracking)
+    resumed.restore_metrics(tracking)
+    assert [json.loads(line) for line in file.fp.getvalue().splitlines()] == written[:3]
+    assert OmegaConf.load(tmp_path / "config.yaml").y == 1
+
+
+def test_a_run_from_scratch_keeps_nothing(tmp_path):
+    (tmp_path / "ledger.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "data": {}}\n')
+    folder = RunFolder(str(tmp_path), OmegaConf.create({}))
+    folder.keep_until(0)
+    file = SimpleNamespace(fp=io.BytesIO())
+    folder.restore_metrics(SimpleNamespace(logger={"file": file}))
+    assert (tmp_path / "ledger.jsonl").read_text() == "" and file.fp.getvalue() == b""
+
+
+def test_metrics_go_to_the_runs_folder_unless_the_user_said_otherwise(tmp_path, monkeypatch):
+    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    import os
+
+    RunFolder(str(tmp_path), OmegaConf.create({}))
+    assert os.environ["VERL_FILE_LOGGER_PATH"] == str(tmp_path / "metrics.jsonl")
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "elsewhere")
+    RunFolder(str(tmp_path), OmegaConf.create({}))
+    assert os.environ["VERL_FILE_LOGGER_PATH"] == "elsewhere"

@@ -1,0 +1,95 @@
+"""Contradictions are refused before Ray starts, by the name of the setting."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+import verl_ext.main_ppo as main_ppo
+from verl_ext.allocation.settings import SettingError as RuleSettingError
+from verl_ext.training.settings import SettingError, check_config, rows_multiple
+
+RECIPES = sorted(
+    path.stem for path in (Path(main_ppo.__file__).parent / "configs/recipe/cpu").glob("*.yaml") if path.stem != "base"
+)
+
+
+def composed(*overrides):
+    with initialize_config_module("verl_ext.configs", version_base=None):
+        config = compose("main", overrides=list(overrides))
+    OmegaConf.resolve(config)
+    return config
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_composes_and_passes(recipe):
+    settings, budget = check_config(composed(f"recipe=cpu/{recipe}"))
+    assert budget.optimizer_steps == 2 and budget.rollouts >= budget.prompts * 8
+    assert settings.max_rounds == 8
+
+
+REFUSED = [
+    (["trainer.v1.trainer_mode=separate_async"], "trainer.v1.trainer_mode=separate_async.*accepted is allocated"),
+    (["trainer.v1.trainer_mode=colocate_async"], "trainer.v1.trainer_mode=colocate_async"),
+    (["trainer.use_v1=False"], "trainer.use_v1=False"),
+    (["allocation.allocator.group_size=4"], "group_size=4 contradicts actor_rollout_ref.rollout.n=8"),
+    (["allocation/downsampler=max_variance", "allocation.downsampler.keep=9"], "keep.*9"),
+    (["allocation.allocator.probe=null", "allocation.allocator.tau_low=1.5"], "allocation.allocator.tau_low=1.5"),
+    (["allocation.allocator.probe=null", "allocation.allocator.tau_low=0.9"], "tau_low"),
+    (["allocation.allocator.name=sarra"], "allocator.name='sarra'.*sara"),
+    (["+allocation.allocator.prob=3"], "allocation.allocator.prob.*probe"),
+    (["allocation.allocator.probe=four"], "allocation.allocator.probe='four'"),
+    (["+allocation.rounds=3"], "allocation.rounds: unknown.*max_rounds"),
+    (["allocation.max_rounds=0"], "allocation.max_rounds=0"),
+    (["allocation.stop.groups=0"], "allocation.stop.groups=0"),
+    (["allocation.stop.rollouts=7"], "allocation.stop.rollouts=7.*group"),
+    (["+allocation.stop.steps=7"], "allocation.stop.steps: unknown"),
+    (["allocation.seed=-1"], "allocation.seed=-1"),
+    (["allocation.deadline_s=0"], "allocation.deadline_s=0"),
+    (["allocation.resume=maybe"], "allocation.resume='maybe'.*strict, fresh"),
+    (["reward.reward_model.enable=True"], "reward.reward_model.enable_resource_pool"),
+    (["algorithm.filter_groups.enable=True"], "allocation/allocator=dynamic_sampling"),
+    (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "ppo_mini_batch_size=24.*train_batch_size=32"),
+    (["algorithm.adv_estimator=remax"], "algorithm.adv_estimator=remax"),
+    (["transfer_queue.backend.SimpleStorage.total_storage_size=1000"], "total_storage_size=1000 is too small"),
+    (
+        ["allocation/downsampler=max_variance", "allocation.downsampler.keep=4",
+         "allocation.downsampler.normalise_over=group", "algorithm.adv_estimator=rloo"],
+        "normalise_over=group with algorithm.adv_estimator=rloo",
+    ),
+    (
+        ["recipe=cpu/pilot_commit", "allocation.allocator.off_policy=importance"],
+        "off_policy=importance.*rollout_correction",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[over[-1] for over, _ in REFUSED])
+def test_refused_by_name(overrides, message):
+    given = overrides if overrides[0].startswith("recipe=") else ["recipe=cpu/sara", *overrides]
+    with pytest.raises((SettingError, RuleSettingError), match=f"(?s){message}"):
+        check_config(composed(*given))
+
+
+def test_rows_are_padded_to_whole_micro_batches_only_where_their_size_is_fixed():
+    by_tokens = composed("recipe=cpu/sara")
+    assert rows_multiple(by_tokens, use_critic=False, use_reference=False) == 2
+    fixed = composed(
+        "recipe=cpu/sara",
+        "actor_rollout_ref.actor.use_dynamic_bsz=False",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=12",
+    )
+    assert rows_multiple(fixed, use_critic=False, use_reference=False) == 48
+
+
+def test_the_command_line_wins_over_the_recipe():
+    config = composed("recipe=cpu/sara", "allocation/allocator=uniform", "allocation.stop.groups=5")
+    assert config.allocation.allocator.name == "uniform" and check_config(config)[1].prompts == 5
+
+
+def test_main_says_what_is_wrong_without_a_traceback(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["main_ppo", "recipe=cpu/sara", "allocation.max_rounds=0"])
+    with pytest.raises(SystemExit, match="verl_ext: allocation.max_rounds=0"):
+        main_ppo.main()
