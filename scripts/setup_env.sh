@@ -72,8 +72,8 @@ else
 fi
 rm -f "$STAMP"
 touch "$BROKEN"
-# Only what is imported is worth compiling, and Python does that itself.
-pip=("$VENV/bin/python" -m pip install --no-compile --no-input --disable-pip-version-check -c constraints/cpu.txt)
+# pip compiles what it installs: left to the first run, its nine processes would each compile the same modules.
+pip=("$VENV/bin/python" -m pip install --no-input --disable-pip-version-check -c constraints/cpu.txt)
 # torch first and alone: whichever build of this version the package index has serves.
 stage 2 "PyTorch" "${pip[@]}" torch
 stage 3 "verl, Ray and the rest" "${pip[@]}" -e ".[cpu,dev]"

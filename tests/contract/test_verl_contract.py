@@ -127,6 +127,14 @@ def test_the_single_turn_loop_keeps_no_state_of_a_rollout():
     assert "self." in source and not assigned
 
 
+def test_the_single_turn_loop_uses_its_event_loop_as_an_executor_only():
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+    source = inspect.getsource(AgentLoopBase) + inspect.getsource(SingleTurnAgentLoop)
+    calls = source.count("self.loop.run_in_executor(\n            None,\n            lambda:")
+    assert source.count("self.loop.") == calls > 0
+
+
 def test_file_logger_path_comes_from_the_environment(tmp_path, monkeypatch):
     from verl.utils.tracking import FileLogger
 

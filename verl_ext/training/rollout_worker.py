@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -21,6 +22,7 @@ from typing import Any
 
 import hydra
 import ray
+import torch
 import transfer_queue as tq
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
@@ -80,6 +82,22 @@ class SessionReply:
     """Wall clock at which the session was scored and stored."""
 
 
+class _InlineExecutor:
+    """Stands for the event loop in verl's single-turn agent loop, which uses it for `run_in_executor` alone.
+
+    verl hands the tokenisation of every prompt and answer to a thread; for hundreds of short ones the hand-over costs
+    more than the work, and the threads contend with the event loop for the interpreter.
+    """
+
+    def run_in_executor(self, executor: None, function: Callable[[], Any]) -> asyncio.Future:
+        future = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class AllocatedAgentLoopWorker(_VerlWorker):
     """verl's agent-loop worker with rounds beside its own generate_sequences (which validation goes on using)."""
 
@@ -89,6 +107,8 @@ class AllocatedAgentLoopWorker(_VerlWorker):
         self._init_rounds()
 
     def _init_rounds(self) -> None:
+        # Rows are small: torch's threads would only spin beside the engine's.
+        torch.set_num_threads(1)
         outcome = self.config.allocation.outcome
         self._outcome_rule = OutcomeRule(key=outcome.key, threshold=outcome.threshold)
         self._reward_workers = cycle(self.reward_loop_worker_handles or [])
@@ -226,6 +246,7 @@ class AllocatedAgentLoopWorker(_VerlWorker):
             tools=ToolListWrap(self.tools),
         )
         if type(loop) is SingleTurnAgentLoop:
+            loop.loop = _InlineExecutor()
             self._agent_loops[name] = loop
         return loop
 
