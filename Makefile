@@ -35,6 +35,7 @@ bench: bench-core bench-rollout bench-step bench-collection ## all benchmarks
 
 bench-core: setup ## verdicts and down-sampling on one core
 	$(PY) -m benchmarks.bench_core
+	$(PY) -m benchmarks.bench_selectors
 
 bench-rollout: setup ## rollouts a second beside verl's own worker
 	$(PY) -m benchmarks.bench_rollout

@@ -70,6 +70,22 @@ def run(config: DictConfig) -> None:
         if config.trainer.device == "cpu":
             activate_cpu_platform(config)
         _run_verl(config, settings)
+    if settings is not None:
+        _show_report(config.trainer.default_local_dir)
+
+
+def _show_report(folder: str) -> None:
+    """The run's table, and report.png in its folder."""
+    from verl_ext.report import RunError, read_run
+    from verl_ext.report.plot import draw
+    from verl_ext.report.table import table
+
+    try:
+        run = read_run(folder)
+    except RunError as error:
+        print(f"No report: {error} (trainer.logger needs 'file', and the folder must be on this machine)", flush=True)
+        return
+    print(f"\n{table(run)}\nPlot: {draw(run)}", flush=True)
 
 
 def _run_verl(config: DictConfig, settings: AllocationSettings | None) -> None:

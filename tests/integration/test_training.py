@@ -26,7 +26,8 @@ def test_sara_trains_saves_and_resumes(tmp_path):
     assert 0.2 < first.step(2)["val-core/chain_sums/acc/mean@8"] < 0.8
     state = first.folder / "global_step_2" / "allocation"
     assert state.is_dir() and (first.folder / "latest_checkpointed_iteration.txt").read_text() == "2"
-    assert (first.folder / "config.yaml").exists()
+    assert (first.folder / "config.yaml").exists() and (first.folder / "report.png").exists()
+    assert "The ledger adds up" in first.log
 
     second = real_run(tmp_path, *shared, "trainer.total_training_steps=3", "trainer.test_freq=-1")
     second.check_ledger()
