@@ -16,8 +16,10 @@ setup: ## make .venv, or bring it up to date
 demo: setup ## train a tiny policy with the whole stack on this machine's CPU
 	@$(PY) -m verl_ext.demo
 
+# Two processes: verl looks for its platform once, at its first import, and the integration tests need the CPU's.
 test: setup ## all tests but the long ones (under 30 minutes on 2 cores)
-	$(PYTEST) tests -m "not long"
+	$(PYTEST) tests/unit tests/contract -m "not long"
+	$(PYTEST) tests/integration -m "not long"
 
 test-unit: setup ## seconds, no Ray
 	$(PYTEST) tests/unit -m "not long"
@@ -29,7 +31,7 @@ test-integration: setup ## the real stack: Ray, TransferQueue, FSDP, vLLM
 	$(PYTEST) tests/integration -m "not long"
 
 test-long: setup ## the tests that `make test` leaves out
-	$(PYTEST) tests -m long
+	$(PYTEST) tests/integration -m long
 
 bench: bench-core bench-rollout bench-step bench-collection ## all benchmarks
 

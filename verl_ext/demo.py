@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from verl_ext.platform.cleanup import end_child
 from verl_ext.report.ledger_check import ledger_faults
 from verl_ext.report.plot import draw
 from verl_ext.report.progress import progress_line
@@ -33,7 +34,6 @@ MIN_GAIN = 0.10
 LOG = "train.log"
 _POLL_S = 0.25
 _QUIET_S = 15.0
-_STOP_S = 30.0
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 INTRO = """\
@@ -150,25 +150,6 @@ def follow(child: subprocess.Popen, plan: Plan, clock: Callable[[], float] = tim
         time.sleep(_POLL_S)
 
 
-def stop(child: subprocess.Popen) -> None:
-    """End the run: it is asked first, so that it ends all it started; then its whole process group is ended.
-
-    What is out of the group by then (Ray's and vLLM's processes) is ended by the run's own watcher, see
-    `verl_ext.platform.cleanup`.
-    """
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(_STOP_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            pass
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    child.wait()
-
-
 def read_log(path: Path) -> str:
     """The run's log without colours; empty where there is none yet."""
     return _ANSI.sub("", path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else ""
@@ -208,14 +189,14 @@ def train(plan: Plan, say: Callable[[str], None]) -> None:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            # Its own group: Ctrl-C reaches it through `stop` alone, once.
+            # Its own group: Ctrl-C reaches it through `end_child` alone, once.
             start_new_session=True,
         )
         try:
             for line in follow(child, plan):
                 say(line)
         finally:
-            stop(child)
+            end_child(child)
     if child.returncode:
         end = tail(read_log(log))
         raise DemoError(f"the run ended with status {child.returncode}. The end of {log}:\n\n{end}\n\n{hint(end)}")

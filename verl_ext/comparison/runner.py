@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+
+from verl_ext.platform.cleanup import end_child
 
 from .plan import PlannedRun, State, check_same, read_note, state_of, write_note
 from .provenance import provenance
 
 LOG = "train.log"
 COMMAND = (sys.executable, "-m", "verl_ext.main_ppo")
-_STOP_S = 60.0
 
 
 def run_all(
@@ -63,28 +63,13 @@ def _child(run: PlannedRun, command: Sequence[str]) -> int:
             stderr=subprocess.STDOUT,
             # verl's file logger must write into this run's folder, whatever the caller's own says.
             env={**{k: v for k, v in os.environ.items() if k != "VERL_FILE_LOGGER_PATH"}, "PYTHONUNBUFFERED": "1"},
-            # Its own group: Ctrl-C reaches it through `_stop` alone, once.
+            # Its own group: Ctrl-C reaches it through `end_child` alone, once.
             start_new_session=True,
         )
         try:
             return child.wait()
         finally:
-            _stop(child)
-
-
-def _stop(child: subprocess.Popen) -> None:
-    """Ask, wait, then end the whole group; what has left it is ended by the run's own watcher."""
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(_STOP_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            pass
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    child.wait()
+            end_child(child)
 
 
 def _tail(run: PlannedRun, lines: int = 15) -> str:

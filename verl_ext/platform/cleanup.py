@@ -24,6 +24,7 @@ RUN_ID = "VERL_EXT_RUN_ID"
 """Environment variable that marks every process of a run."""
 
 _GRACE_S = 5.0
+_PATIENCE_S = 30.0
 
 
 def run_processes(run_id: str) -> list[int]:
@@ -82,6 +83,25 @@ def end_run_processes(run_id: str, grace_s: float = _GRACE_S) -> list[int]:
                 break
             time.sleep(0.1)
     return sorted(ended)
+
+
+def end_child(child: subprocess.Popen) -> None:
+    """End a run that was started as a child in a group of its own.
+
+    It is asked first, so that it ends all it started; then its whole process group is ended. What has left the group
+    (Ray's and vLLM's processes) is ended by the run's own watcher.
+    """
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_PATIENCE_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            pass
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
 
 
 def _start_watcher(run_id: str) -> subprocess.Popen:

@@ -96,7 +96,7 @@ class FakeEngineWorker(AllocatedAgentLoopWorker):
         if fake.seconds_per_token:
             await asyncio.sleep(fake.seconds_per_token * length)
         if fate < fake.fail_share:
-            raise RuntimeError("fake engine: this session fails")
+            raise RuntimeError("fake engine: a session that fails")
         if fate < fake.fail_share + fake.hang_share:
             await asyncio.Event().wait()
         correct = bool(luck < latent_rate(fake, text))

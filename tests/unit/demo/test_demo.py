@@ -11,6 +11,7 @@ import time
 import pytest
 
 from verl_ext import demo
+from verl_ext.platform import cleanup
 from verl_ext.report.records import Run, StepRecord
 
 ACCURACY = "val-core/chain_sums/acc/mean@8"
@@ -86,7 +87,7 @@ time.sleep(60)
 
 
 def test_stopping_leaves_nothing_even_of_a_run_that_does_not_listen(run_script, monkeypatch):
-    monkeypatch.setattr(demo, "_STOP_S", 0.5)
+    monkeypatch.setattr(cleanup, "_PATIENCE_S", 0.5)
     monkeypatch.setattr(demo, "_QUIET_S", 0.0)
     folder = run_script(STUBBORN)
 
@@ -106,11 +107,12 @@ def test_a_signal_ends_the_demo_and_its_run(tmp_path):
     code = f"""
 import sys
 from verl_ext import demo
+from verl_ext.platform import cleanup
 real = demo.subprocess.Popen
 script = [sys.executable, "-c", {STUBBORN!r}, {str(tmp_path)!r}]
 demo.subprocess.Popen = lambda command, **settings: real(script, **settings)
 demo.make_plan = lambda arguments: demo.Plan([], demo.Path({str(tmp_path)!r}), 2, None)
-demo._STOP_S = 0.5
+cleanup._PATIENCE_S = 0.5
 sys.exit(demo.main([]))
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
