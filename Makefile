@@ -18,7 +18,7 @@ demo: setup ## train a tiny policy with the whole stack on this machine's CPU
 
 # Two processes: verl looks for its platform once, at its first import, and the integration tests need the CPU's.
 test: setup ## all tests but the long ones (under 30 minutes on 2 cores)
-	$(PYTEST) tests/unit tests/contract -m "not long"
+	$(PYTEST) tests/contract tests/unit -m "not long"
 	$(PYTEST) tests/integration -m "not long"
 
 test-unit: setup ## seconds, no Ray

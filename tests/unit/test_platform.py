@@ -256,6 +256,8 @@ def test_nothing_is_left_however_the_run_ends(body, sent, status):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        # Tests that run in a shell's background inherit an ignored SIGINT, and Python then raises no KeyboardInterrupt.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     child = int(driver.stdout.readline())
     if sent is not None:

@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 import numpy as np
+import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -33,6 +34,14 @@ from verl_ext.training.settings import MODE, check_config, rows_multiple
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+
+
+SKIPPED = "skipped_update"
+
+
+def _is_skipped(batch: KVBatchMeta) -> bool:
+    """Whether the batch stands for a step that made no update."""
+    return any(tag.get(SKIPPED, False) for tag in batch.tags)
 
 
 class AllocatedReplayBuffer(ReplayBuffer):
@@ -130,10 +139,13 @@ class PPOTrainerAllocated(PPOTrainerSync):
             logger.warning("step %d makes no update: %s", self.global_steps, skipped)
             metrics.update(skipped.metrics)
             self.on_sample_end()
-            return KVBatchMeta(partition_id="train", keys=[], tags=[])
+            # verl clears the step's keys from TransferQueue, which refuses an empty list: one key, without a row.
+            marker = {"keys": [f"skipped{self.global_steps}"], "tags": [{SKIPPED: True, "is_padding": True}]}
+            tq.kv_batch_put(partition_id="train", **marker)
+            return KVBatchMeta(partition_id="train", **marker)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
-        if batch.keys:
+        if not _is_skipped(batch):
             super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         else:
             metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
@@ -141,7 +153,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         self.run_folder.end_step(self.collector.ledger_record, metrics, global_steps, self.total_training_steps)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict, rollout_data_dir: str) -> None:
-        if batch.keys:
+        if not _is_skipped(batch):
             super()._log_rollout_data(batch, timing_raw, rollout_data_dir)
 
     # ------------------------------------------------ rows, ranks and mini-batches
