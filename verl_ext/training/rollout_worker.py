@@ -31,6 +31,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.training.llm_client import GroupLLMClient
+from verl_ext.training.logs import show_own_logs
 from verl_ext.training.outcomes import OutcomeError, OutcomeRule, read_outcome
 from verl_ext.training.trajectories import reward_batch, row_fields, row_key, row_tag
 
@@ -107,6 +108,7 @@ class AllocatedAgentLoopWorker(_VerlWorker):
         self._init_rounds()
 
     def _init_rounds(self) -> None:
+        show_own_logs()
         # Rows are small: torch's threads would only spin beside the engine's.
         torch.set_num_threads(1)
         outcome = self.config.allocation.outcome
