@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -17,6 +18,11 @@ def left_in_transfer_queue() -> list[str]:
     import transfer_queue as tq
 
     return list((tq.kv_list("train") or {}).get("train", {}))
+
+
+def plain(value) -> str:
+    """A row's value as text, whatever the order of a dictionary's keys."""
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def clear(meta) -> None:
@@ -210,7 +216,7 @@ def test_pilots_ride_with_commits_wait_across_the_update_and_survive_a_resume(st
     straight.save(folder)
     clear(meta)
     before = tq.kv_batch_get(keys=waiting, partition_id="train")
-    before_rows = {name: [str(value) for value in before[name]] for name in before.keys()}
+    before_rows = {name: [plain(value) for value in before[name]] for name in before.keys()}
     clear_record = straight.sample(3)[0]
     expected = straight.ledger_record, sorted(clear_record.keys)
     tq.kv_clear(keys=left_in_transfer_queue(), partition_id="train")
@@ -219,7 +225,7 @@ def test_pilots_ride_with_commits_wait_across_the_update_and_survive_a_resume(st
     resumed.load(folder)
     assert sorted(left_in_transfer_queue()) == waiting
     after = tq.kv_batch_get(keys=waiting, partition_id="train")
-    assert {name: [str(value) for value in after[name]] for name in after.keys()} == before_rows
+    assert {name: [plain(value) for value in after[name]] for name in after.keys()} == before_rows
     meta, _ = resumed.sample(3)
     assert (resumed.ledger_record, sorted(meta.keys)) == expected
     tq.kv_clear(keys=left_in_transfer_queue(), partition_id="train")
