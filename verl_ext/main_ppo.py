@@ -20,8 +20,6 @@ from verl_ext.platform import CpuPlatformError, VersionError, activate_cpu_platf
 from verl_ext.tiny.store import ensure_tiny, tiny_paths
 from verl_ext.training.settings import AllocationSettings, SettingError, check_config
 
-ASYNC_MODES = ("colocate_async", "separate_async")
-
 
 def _verl_config_dir() -> str:
     """The folder of verl's configuration, found without importing verl, whose platform is chosen at its first import.
