@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.real_run import real_run
+from verl_ext.simulation.record import read_record
 
 pytestmark = [pytest.mark.real_stack, pytest.mark.long]
 
@@ -12,15 +13,29 @@ QUICK = ("trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.resu
 
 
 def test_pilot_commit_binds_pilots_to_the_next_steps_commits_over_a_resume(tmp_path):
-    shared = ("recipe=cpu/pilot_commit", "trainer.val_before_train=False", "trainer.test_freq=-1")
+    record = tmp_path / "record"
+    shared = ("recipe=cpu/pilot_commit", "trainer.val_before_train=False", "trainer.test_freq=-1",
+              f"allocation.record={record}")  # fmt: skip
     first = real_run(tmp_path, *shared, "trainer.total_training_steps=2", "trainer.save_freq=2")
     first.check_ledger()
-    assert first.ledger[1]["waiting"] > 0
-    assert first.step(2)["allocation/rounds"] == 1 and first.step(2)["allocation/lag_mean"] == 1
+    assert first.ledger[0]["waiting"] > 0 and first.ledger[1]["waiting"] > 0
+    assert first.step(2)["allocation/lag_max"] == 1
     assert first.step(2)["training/off_policy/trajectory_staleness/max"] == 1
     second = real_run(tmp_path, *shared, "trainer.total_training_steps=3")
     second.check_ledger()
     assert second.step(3)["allocation/groups"] == 16 and second.step(3)["allocation/lag_max"] >= 1
+
+    requests = read_record(record).to_pylist()
+    pilots = {
+        number: {r["prompt"] for r in requests if r["step"] == number and r["session"] < 4} for number in (1, 2, 3)
+    }
+    for number in (2, 3):
+        call = [r for r in requests if r["step"] == number and r["round"] == 1]
+        commits = {r["prompt"] for r in call if r["session"] >= 4}
+        # one generate call: commits of this step, piloted in an earlier one, ride with pilots of the next
+        assert commits and commits <= set().union(*(pilots[earlier] for earlier in range(1, number)))
+        assert len({r["prompt"] for r in call if r["session"] < 4}) == 48
+        assert all(sum(r["prompt"] == prompt for r in call) == 12 for prompt in commits)
 
 
 def test_sara_dps_pods_runs_twenty_steps(tmp_path):

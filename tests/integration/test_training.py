@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.integration.real_run import real_run
@@ -40,8 +42,15 @@ def test_sara_trains_saves_and_resumes(tmp_path):
 
 
 def test_uniform_is_grpo(tmp_path):
-    run = real_run(tmp_path, "recipe=cpu/grpo", *QUICK, "trainer.total_training_steps=2")
+    run = real_run(
+        tmp_path, "recipe=cpu/grpo", *QUICK, "trainer.total_training_steps=9", "allocation.stop.run_rollouts=512",
+        "trainer.test_freq=9", "trainer.save_freq=9",
+    )  # fmt: skip
     run.check_ledger()
+    # the run's rollouts are spent at the second step: it is validated and saved like the ninth
+    assert len(run.ledger) == 2 and (run.folder / "global_step_2").is_dir()
+    assert 0.2 < run.step(2)["val-core/chain_sums/acc/mean@8"] < 0.8
+    assert json.loads((run.folder / "run.json").read_text())["ended_at_step"] == 2
     for step in (1, 2):
         metrics = run.step(step)
         assert metrics["allocation/rounds"] == 1 and metrics["allocation/step_rollouts"] == 256

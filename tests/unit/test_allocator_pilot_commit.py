@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from tests.unit.allocation.helpers import Run, check_step, decisions, u_shaped
 from verl_ext.allocation import (
@@ -21,6 +22,7 @@ from verl_ext.allocation import (
     save_state,
     unpack_groups,
 )
+from verl_ext.allocation.allocators.pilot_commit import pilots_for
 
 SMALL = {"group_size": 16, "n_pilot": 4, "p_lower": 0.25, "p_upper": 0.75}
 
@@ -48,9 +50,11 @@ def test_a_step_at_full_size_is_384_pilots_of_16_and_128_commits_of_48():
     run = Run(np.where(np.arange(3000) % 20 < 11, 0.5, 0.0), "pilot_commit", groups=128, settings={})
     rounds = requested(run)
     first, _ = step(run, 0)
-    # the first step's own pilots, then its commits together with the pilots of the next
-    assert [len(r) for r in rounds] == [384, 128 + 384]
-    assert first.rollouts == 2 * 384 * 16 + 128 * 48 and len(first.groups) == 128
+    # the first step's own pilots, then its commits together with as many pilots as the next step will lack
+    qualified = first.metrics["pilots_qualified"]
+    top_up = len(rounds[1]) - 128
+    assert len(rounds[0]) == 384 and 0 < top_up < 384 and qualified >= 256
+    assert first.rollouts == (384 + top_up) * 16 + 128 * 48 and len(first.groups) == 128
     for number in (1, 2):
         rounds.clear()
         collected, record = step(run, number)
@@ -72,6 +76,30 @@ def test_the_first_step_asks_for_no_more_pilots_where_a_batch_waits_already():
     rounds = requested(run)
     step(run, 0)
     assert [len(r) for r in rounds] == [384, 128]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.34, 0.9, 1.0])
+@pytest.mark.parametrize("groups", [1, 3, 45, 128])
+def test_a_top_up_has_enough_pilots_but_for_one_time_in_forty(groups, share):
+    n = pilots_for(groups, share)
+    # binom.cdf(groups - 1) is the probability of too few; the normal tail at two deviations is .023
+    assert binom.cdf(groups - 1, n, share) < 0.05
+    spread = 2 * np.sqrt((n - 1) * share * (1 - share))
+    assert n - 1 == 0 or (n - 1) * share - spread < groups
+    assert pilots_for(0, share) == pilots_for(-4, share) == 0
+
+
+def test_no_round_is_made_for_pilots_alone_once_the_batch_is_full():
+    # a third qualifies: a wave of 48 pilots gives 16 or so, as often fewer as more
+    run = Run(np.where(np.arange(6000) % 3 < 1, 0.5, 0.0), "pilot_commit", groups=16, settings=SMALL)
+    rounds = requested(run)
+    for number in range(20):
+        rounds.clear()
+        step(run, number)
+        assert all(any(first == 4 for _, first, _ in r) for r in rounds[number == 0 :])
+        if number:
+            assert sum(n for r in rounds for _, first, n in r if first == 0) <= 4 * (48 + 48)
+    assert run.ledger.issued < 20 * (16 * 12 + 48 * 4) * 1.25
 
 
 def test_without_binding_pilots_and_commits_are_of_one_step():
@@ -126,9 +154,9 @@ def test_the_published_band_is_inclusive(successes, expected):
 @pytest.mark.parametrize("n", [3, 4, 7, 49])
 def test_speed_rl_is_the_open_band(n):
     allocator = make_allocator("pilot_commit", n_pilot=n, group_size=64, p_lower=0.001, p_upper=0.999, p_solve=None)
-    assert [allocator._in_band(s, n) for s in range(n + 1)] == [0 < s < n for s in range(n + 1)]
+    assert [allocator.settings.in_band(s, n) for s in range(n + 1)] == [0 < s < n for s in range(n + 1)]
     decimal = make_allocator("pilot_commit", n_pilot=10, group_size=64, p_lower=0.1, p_upper=0.7)
-    assert [s for s in range(11) if decimal._in_band(s, 10)] == [1, 2, 3, 4, 5, 6, 7]
+    assert [s for s in range(11) if decimal.settings.in_band(s, 10)] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @settings(max_examples=12, deadline=None)

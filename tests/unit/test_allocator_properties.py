@@ -105,7 +105,7 @@ def test_configs_compose_into_rules(name, n):
     assert make_downsampler(**OmegaConf.to_container(config.allocation.downsampler, resolve=True)).keep == 4
     if name == "speed_rl":
         assert rule.settings.commit == 12 and rule.settings.p_solve is None
-        assert [rule._in_band(s, 4) for s in range(5)] == [False, True, True, True, False]
+        assert [rule.settings.in_band(s, 4) for s in range(5)] == [False, True, True, True, False]
 
 
 def test_a_held_prompt_does_not_end_the_offers_of_an_epoch():

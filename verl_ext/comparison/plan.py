@@ -109,8 +109,7 @@ def state_of(folder: Path) -> State:
         run = read_run(folder)
     except RunError as error:
         raise CompareError(str(error)) from error
-    steps = run.steps
-    return State.DONE if run.total_steps and steps and steps[-1].step >= run.total_steps else State.CUT_OFF
+    return State.DONE if run.ended else State.CUT_OFF
 
 
 def read_note(folder: Path) -> dict[str, Any]:

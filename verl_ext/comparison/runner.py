@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from verl_ext.platform.cleanup import end_child
+from verl_ext.report.provenance import provenance
 
 from .plan import PlannedRun, State, check_same, read_note, state_of, write_note
-from .provenance import provenance
 
 LOG = "train.log"
 COMMAND = (sys.executable, "-m", "verl_ext.main_ppo")

@@ -48,7 +48,7 @@ class RunData:
     config: dict[str, Any]
     """The whole configuration; empty where it is not there."""
     note: dict[str, Any]
-    """What `verl_ext.compare` noted: versions, machine."""
+    """What the run and `verl_ext.compare` noted: versions, machine."""
     points: list[dict[str, float]] = field(default_factory=list)
     """Held-out accuracy: one point a validation, with all axes."""
     totals: dict[str, float] = field(default_factory=dict)
@@ -59,8 +59,7 @@ class RunData:
     @property
     def complete(self) -> bool:
         """All training steps were made."""
-        asked = self.run.total_steps
-        return bool(self.note.get("finished")) or bool(asked and self.run.steps and self.run.steps[-1].step >= asked)
+        return bool(self.note.get("finished")) or self.run.ended
 
     @property
     def final(self) -> float | None:
@@ -117,7 +116,7 @@ def load(folder: Path) -> RunData:
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")) if (folder / CONFIG).is_file() else {}
     except (RunError, yaml.YAMLError) as error:
         raise CompareError(f"{folder}: {error}") from error
-    note, config = read_note(folder), config or {}
+    note, config = {**run.about, **read_note(folder)}, config or {}
     name = _get(config, "trainer.experiment_name") or folder.name
     match = _SEED.search(str(name))
     seed = note.get("seed", _get(config, "allocation.seed", int(match[1]) if match else None))

@@ -11,7 +11,7 @@ from typing import Any
 
 from .progress import held_out
 
-METRICS, LEDGER, CONFIG = "metrics.jsonl", "ledger.jsonl", "config.yaml"
+METRICS, LEDGER, CONFIG, ABOUT = "metrics.jsonl", "ledger.jsonl", "config.yaml", "run.json"
 
 
 class RunError(ValueError):
@@ -40,6 +40,15 @@ class Run:
     """Lines of the ledger by step, in rising order (form: `verl_ext.allocation.ledger.Ledger.step_record`)."""
     total_steps: int | None = None
     """Training steps asked for, or None if not known."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """versions and machine the run was made with, and ended_at_step, None while it goes on; empty where not noted."""
+
+    @property
+    def ended(self) -> bool:
+        """All training steps were made, or the run's rollouts were spent."""
+        last = self.steps[-1].step if self.steps else 0
+        end = self.about.get("ended_at_step") or self.total_steps
+        return bool(end) and last >= end
 
     @property
     def steps(self) -> list[StepRecord]:
@@ -118,7 +127,18 @@ def read_run(folder: str | Path) -> Run:
         records=[StepRecord(step, by_step[step]) for step in sorted(by_step)],
         ledger=[ledger[step] for step in sorted(ledger)],
         total_steps=_total_steps(folder / CONFIG),
+        about=_about(folder / ABOUT),
     )
+
+
+def _about(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path}: not JSON ({error})") from error
+    return found if isinstance(found, dict) else {}
 
 
 def _total_steps(path: Path) -> int | None:

@@ -5,8 +5,9 @@
     collect(..., backend=recorder.around(backend, step))
     recorder.end_step()
 
-Columns: prompt (the pool's stable key), step, session, correct (null: could not be scored), score, tokens (of the
-response), failed. A rollout is in it once, at the step that generated it, also where its group waited.
+Columns: prompt (the pool's stable key), step, round (of the step, from 1: one generate call), session, correct (null:
+could not be scored), score, tokens (of the response), failed. A rollout is in it once, at the step that generated it,
+also where its group waited.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ SCHEMA = pa.schema(
     [
         pa.field("prompt", pa.dictionary(pa.int32(), pa.string()), nullable=False),
         pa.field("step", pa.int32(), nullable=False),
+        pa.field("round", pa.int32(), nullable=False),
         pa.field("session", pa.int32(), nullable=False),
         pa.field("correct", pa.bool_()),
         pa.field("score", pa.float64()),
@@ -33,6 +35,9 @@ SCHEMA = pa.schema(
         pa.field("failed", pa.bool_(), nullable=False),
     ]
 )
+_OPTIONAL = {"round": 0, "failed": False}
+"""Columns that a table from elsewhere may lack, and what stands for them."""
+
 _FILE = re.compile(r"^step-(\d+)\.parquet$")
 
 
@@ -60,7 +65,7 @@ class OutcomeRecorder:
             raise RecordError(f"allocation.record={str(path)!r} is a file; accepted: a folder, one that need not exist")
         self._keys = keys
         self._step: int | None = None
-        self._rows: list[tuple[int, Outcome]] = []
+        self._rows: list[tuple[int, int, Outcome]] = []
         self._begun = False
 
     def around(self, backend: Any, step: int) -> RecordingBackend:
@@ -78,7 +83,7 @@ class OutcomeRecorder:
         """Write the step's file."""
         if self._step is None:
             raise RuntimeError("OutcomeRecorder.end_step without a step: around(backend, step) comes first")
-        rows, outcomes = [row for row, _ in self._rows], [outcome for _, outcome in self._rows]
+        rows, rounds, outcomes = ([found[i] for found in self._rows] for i in range(3))
         index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
         prompts = pa.DictionaryArray.from_arrays(
             pa.array([index[row] for row in rows], pa.int32()),
@@ -87,6 +92,7 @@ class OutcomeRecorder:
         columns = [
             prompts,
             [self._step] * len(rows),
+            rounds,
             [outcome.session for outcome in outcomes],
             [outcome.correct for outcome in outcomes],
             [outcome.score for outcome in outcomes],
@@ -107,15 +113,19 @@ class OutcomeRecorder:
 class RecordingBackend:
     """A backend that keeps what passes through; all else is the backend's own."""
 
-    def __init__(self, backend: Any, rows: list[tuple[int, Outcome]]) -> None:
+    def __init__(self, backend: Any, rows: list[tuple[int, int, Outcome]]) -> None:
         self._backend = backend
         self._rows = rows
+        self._round = 0
 
     def generate(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """The backend's round."""
         outcomes = self._backend.generate(requests)
+        self._round += 1
         row_of = {request.group.uid: request.group.prompt for request in requests}
-        self._rows.extend((row_of[outcome.group], outcome) for outcome in outcomes if outcome.group in row_of)
+        self._rows.extend(
+            (row_of[outcome.group], self._round, outcome) for outcome in outcomes if outcome.group in row_of
+        )
         return outcomes
 
 
@@ -132,11 +142,12 @@ def read_record(path: str | os.PathLike[str]) -> pa.Table:
     tables = []
     for file in files:
         have = pq.read_schema(file)
-        if missing := [name for name in SCHEMA.names if name not in have.names and name != "failed"]:
+        if missing := [name for name in SCHEMA.names if name not in (*have.names, *_OPTIONAL)]:
             raise RecordError(f"{file}: no column {', '.join(missing)}; expected {', '.join(SCHEMA.names)}")
         table = pq.read_table(file, columns=[name for name in SCHEMA.names if name in have.names])
-        if "failed" not in have.names:
-            table = table.append_column("failed", pa.array([False] * len(table)))
+        for name, value in _OPTIONAL.items():
+            if name not in have.names:
+                table = table.append_column(name, pa.array([value] * len(table)))
         tables.append(table.select(SCHEMA.names).cast(SCHEMA))
     return pa.concat_tables(tables).unify_dictionaries()
 

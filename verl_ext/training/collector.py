@@ -131,6 +131,12 @@ class Collector:
             )
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=tags), metrics
 
+    @property
+    def spent(self) -> bool:
+        """The run's rollouts (allocation.stop.run_rollouts) are issued."""
+        most = self.settings.stop.run_rollouts
+        return most is not None and self.ledger.issued >= most
+
     # ------------------------------------------------ state
 
     def _identity(self) -> dict[str, Any]:

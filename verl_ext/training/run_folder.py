@@ -1,4 +1,4 @@
-"""The run's folder: config.yaml, and ledger.jsonl beside verl's metrics.jsonl.
+"""The run's folder: config.yaml, run.json (versions and machine), and ledger.jsonl beside verl's metrics.jsonl.
 
 The last two are cut back to the step that a run is resumed from.
 """
@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.report.progress import progress_line
-
-METRICS, LEDGER, CONFIG = "metrics.jsonl", "ledger.jsonl", "config.yaml"
+from verl_ext.report.provenance import provenance
+from verl_ext.report.records import ABOUT, CONFIG, LEDGER, METRICS
 
 
 def _lines_until(path: str, step: int) -> list[str]:
@@ -40,7 +40,15 @@ class RunFolder:
         OmegaConf.save(config, os.path.join(self.path, CONFIG), resolve=True)
         # Where verl's file logger writes, unless the user has said so.
         os.environ.setdefault("VERL_FILE_LOGGER_PATH", os.path.join(self.path, METRICS))
+        self._about = {**provenance(), "ended_at_step": None}
+        self._write_about()
         self._kept_metrics: list[str] = []
+
+    def _write_about(self) -> None:
+        path = os.path.join(self.path, ABOUT)
+        with open(path + ".tmp", "w", encoding="utf-8") as file:
+            json.dump(self._about, file, indent=1)
+        os.replace(path + ".tmp", path)
 
     def keep_until(self, step: int) -> None:
         """Cut both files back to `step` (0: a run from scratch keeps nothing)."""
@@ -59,8 +67,15 @@ class RunFolder:
             file_logger.fp.write("".join(self._kept_metrics).encode())
         self._kept_metrics = []
 
+    def end(self, step: int) -> None:
+        """Note that `step` was the run's last."""
+        self._about["ended_at_step"] = step
+        self._write_about()
+
     def end_step(self, ledger_record: dict[str, Any], metrics: dict[str, Any], step: int, total: int) -> None:
-        """Append the step's ledger line and print its progress line."""
+        """Append the step's ledger line and print its progress line; note the run's end at step `total`."""
         with open(os.path.join(self.path, LEDGER), "a", encoding="utf-8") as file:
             file.write(json.dumps(ledger_record) + "\n")
+        if step >= total:
+            self.end(step)
         print(progress_line(step, total, metrics), flush=True)

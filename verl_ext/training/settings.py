@@ -35,6 +35,10 @@ class StopSettings:
     rollouts: int | None = None
     """Rollouts a step may issue; null: 6 x groups x group_size, so that dead data cannot run away."""
 
+    run_rollouts: int | None = None
+    """The run ends, saved and validated, with the step that brings its rollouts to this number; null: after
+    trainer.total_training_steps alone. Rules are compared at equal rollouts, not at equal steps."""
+
 
 @dataclass(frozen=True)
 class AllocationSettings:
@@ -78,7 +82,8 @@ class AllocationSettings:
             raise SettingError(f"allocation.deadline_s={self.deadline_s!r}: a positive number of seconds is accepted")
         if self.resume not in ("strict", "fresh"):
             raise SettingError(f"allocation.resume={self.resume!r}: accepted are strict, fresh")
-        for name, value in (("groups", self.stop.groups), ("rollouts", self.stop.rollouts)):
+        for name, value in (("groups", self.stop.groups), ("rollouts", self.stop.rollouts),
+                            ("run_rollouts", self.stop.run_rollouts)):  # fmt: skip
             if value is not None:
                 _positive_int(f"allocation.stop.{name}", value)
 

@@ -110,6 +110,9 @@ class PPOTrainerAllocated(PPOTrainerSync):
     def fit(self, agent_loop_manager: Any) -> None:
         self.collector.connect(agent_loop_manager)
         self.run_folder.keep_until(self.global_steps)
+        if self.collector.spent:  # resumed after its end
+            self.total_training_steps = self.global_steps
+            self.run_folder.end(self.global_steps)
         super().fit(agent_loop_manager)
 
     def on_validate_begin(self) -> None:
@@ -131,6 +134,16 @@ class PPOTrainerAllocated(PPOTrainerSync):
         return {}
 
     # ------------------------------------------------ a step, also one without an update
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        if self.collector.spent:
+            # verl asked before the step whether it is the last: have it saved and validated all the same.
+            self.total_training_steps = self.global_steps
+            for name in ("save_freq", "test_freq"):
+                if self.config.trainer[name] > 0:
+                    self.config.trainer[name] = 1
+        return batch
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
         try:

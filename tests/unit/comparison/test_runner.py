@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_module
 
 from verl_ext.compare import run
 from verl_ext.comparison.plan import CompareError, PlannedRun, State, plan, state_of
-from verl_ext.comparison.provenance import provenance
 from verl_ext.comparison.runner import run_all
+from verl_ext.report.provenance import provenance
 
 CHILD = """
 import json, os, sys

@@ -78,7 +78,7 @@ def test_every_rollout_is_recorded_once_also_where_groups_wait(tmp_path):
 def test_no_text_is_in_it(tmp_path):
     Session(tmp_path / "record").step(1)
     (file,) = (tmp_path / "record").iterdir()
-    assert pq.read_schema(file).names == ["prompt", "step", "session", "correct", "score", "tokens", "failed"]
+    assert pq.read_schema(file).names == ["prompt", "step", "round", "session", "correct", "score", "tokens", "failed"]
 
 
 def test_a_resumed_run_replaces_the_steps_it_repeats(tmp_path):

@@ -4,8 +4,10 @@ import io
 import json
 from types import SimpleNamespace
 
+import pytest
 from omegaconf import OmegaConf
 
+from verl_ext.report.records import RunError, read_run
 from verl_ext.training.run_folder import RunFolder
 
 
@@ -53,3 +55,25 @@ def test_metrics_go_to_the_runs_folder_unless_the_user_said_otherwise(tmp_path, 
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "elsewhere")
     RunFolder(str(tmp_path), OmegaConf.create({}))
     assert os.environ["VERL_FILE_LOGGER_PATH"] == "elsewhere"
+
+
+def test_versions_and_machine_are_noted_and_the_step_the_run_ended_at(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "set")
+    folder = RunFolder(str(tmp_path), OmegaConf.create({"trainer": {"total_training_steps": 30}}))
+    about = json.loads((tmp_path / "run.json").read_text())
+    assert about["versions"]["verl"] == "0.9.1" and about["machine"]["cores"] and about["ended_at_step"] is None
+
+    def read():
+        lines = [json.dumps({"step": step, "data": {"a": 1}}) + "\n" for step in range(1, done + 1)]
+        (tmp_path / "metrics.jsonl").write_text("".join(lines))
+        return read_run(tmp_path)
+
+    done = 6
+    folder.end_step({"step": 6}, {}, 6, 30)
+    assert not read().ended
+    done = 7
+    folder.end_step({"step": 7}, {}, 7, 7)  # the run's rollouts are spent at step 7 of 30
+    assert read().ended and read().about["ended_at_step"] == 7
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunError, match="run.json"):
+        read()

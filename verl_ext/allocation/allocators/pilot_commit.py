@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -76,6 +77,8 @@ class PilotCommitSettings(AllocatorSettings):
         require(0 <= self.p_lower <= 1, "allocator.p_lower", self.p_lower, "a number in [0, 1]")
         require(self.p_lower <= self.p_upper <= 1, "allocator.p_upper", self.p_upper,
                 f"a number in [p_lower={self.p_lower}, 1]")  # fmt: skip
+        require(any(self.in_band(count, self.n_pilot) for count in range(self.n_pilot + 1)), "allocator.p_lower",
+                self.p_lower, f"a band up to p_upper={self.p_upper} with a multiple of 1 / n_pilot={self.n_pilot} in it")  # fmt: skip
         require(self.p_solve is None or self.p_upper < self.p_solve <= 1, "allocator.p_solve", self.p_solve,
                 f"null, or a number in (p_upper={self.p_upper}, 1]")  # fmt: skip
         require(self.retire_after >= 1, "allocator.retire_after", self.retire_after, "an integer of 1 or more")
@@ -93,21 +96,27 @@ class PilotCommitSettings(AllocatorSettings):
         """Rollouts added to a qualified pilot."""
         return self.group_size - self.n_pilot
 
+    def in_band(self, successes: int, trials: int) -> bool:
+        """Whether a pilot of this many correct rollouts qualifies."""
+        # A quotient of integers is the float nearest to it: 2/16 equals a bound written 0.125, 3/10 one written 0.3.
+        return self.p_lower <= successes / trials <= self.p_upper
+
 
 @register_allocator("pilot_commit")
 class PilotCommit(Allocator):
     """Pilots qualify, wait in a buffer of groups, and are committed in full; a prompt waits at most once.
 
     Every round commits as many waiting pilots as the batch needs. It also carries a wave of pilots where the batch
-    needs more than wait, and, with ``binding``, in the first round and whenever fewer than a batch would wait for the
-    next step. Pilots that the step itself needs leave budget for the commits they are likely to lead to.
+    needs more than wait, and, with ``binding``, in the first round, for the next step. A further round with commits
+    takes along the pilots likely to be missing from the next step's batch; none is made for pilots alone. Pilots that
+    the step itself needs leave budget for the commits they are likely to lead to.
     """
 
     Settings = PilotCommitSettings
 
     def __init__(self, settings: PilotCommitSettings) -> None:
         super().__init__(settings)
-        in_band = [self._in_band(successes, settings.n_pilot) for successes in range(settings.n_pilot + 1)]
+        in_band = [settings.in_band(successes, settings.n_pilot) for successes in range(settings.n_pilot + 1)]
         self._rate = CommitRate(sum(in_band) / len(in_band))  # under a uniform prior every count is as likely
         self._waiting = WaitingGroups(settings.max_staleness)
         self._solved: dict[int, int] = {}  # by prompt: solved pilots in a row, where a retirement is still open
@@ -133,7 +142,7 @@ class PilotCommit(Allocator):
         chosen = self._pick(min(need, ctx.budget_left // commit), ctx)
         self._batch += chosen
         requests = [ctx.request(group, commit) for group in chosen]
-        wave = ctx.admit(self._wave_size(need - len(chosen), ctx.budget_left - len(chosen) * commit, ctx))
+        wave = ctx.admit(self._wave_size(need, len(chosen), ctx))
         self._wave = wave
         self._pilots += len(wave)
         return requests + [ctx.request(group, self.settings.n_pilot) for group in wave]
@@ -193,15 +202,11 @@ class PilotCommit(Allocator):
         prompts, pilots = np.asarray(state["solved_prompts"]), np.asarray(state["solved_pilots"])
         self._solved = dict(zip(prompts.tolist(), pilots.tolist(), strict=True))
 
-    def _in_band(self, successes: int, trials: int) -> bool:
-        # A quotient of integers is the float nearest to it: 2/16 equals a bound written 0.125, 3/10 one written 0.3.
-        return self.settings.p_lower <= successes / trials <= self.settings.p_upper
-
     def _judge(self, group: Group) -> None:
         """A pilot is back. Unscored rollouts say nothing; half the pilot must be scored for a prompt to be retired."""
         settings, prompt = self.settings, group.prompt
         successes, trials = group.successes, group.trials
-        if trials and self._in_band(successes, trials):
+        if trials and settings.in_band(successes, trials):
             self._solved.pop(prompt, None)
             return  # undecided, until it is committed
         group.verdict = Verdict.DEFER
@@ -249,17 +254,20 @@ class PilotCommit(Allocator):
                 group.set_aside(outcome.session for i, outcome in enumerate(scored) if i not in kept)
         return chosen
 
-    def _wave_size(self, missing: int, left: int, ctx) -> int:
-        """Pilots of this round, with ``missing`` groups of the batch not committed and ``left`` rollouts to spend."""
+    def _wave_size(self, need: int, chosen: int, ctx) -> int:
+        """Pilots of this round, which commits ``chosen`` of the ``need`` groups that the batch lacks."""
         settings = self.settings
+        left = ctx.budget_left - chosen * settings.commit
         wave = max(1, round(settings.gen_multiple * ctx.target_groups))
-        if missing > 0 and not self._buffer:
+        if need > chosen and not self._buffer:
             if ctx.rounds_left < 2 and settings.max_staleness == 0:
                 return 0  # they could never be committed
             return min(wave, int(left / (settings.n_pilot + settings.commit * self._rate.now)))
-        if settings.binding and (ctx.round == 1 or len(self._buffer) < ctx.target_groups):
-            return min(wave, left // settings.n_pilot)
-        return 0
+        if not settings.binding or (ctx.round > 1 and not chosen):
+            return 0
+        if ctx.round > 1:
+            wave = min(wave, pilots_for(ctx.target_groups - len(self._buffer), self._rate.now))
+        return min(wave, left // settings.n_pilot)
 
     def _most_groups(self, target_groups: int) -> int:
         settings = self.settings
@@ -268,3 +276,13 @@ class PilotCommit(Allocator):
         wave = max(1, round(settings.gen_multiple * target_groups))
         natural = settings.max_staleness * wave
         return natural if settings.buffer_size is None else settings.buffer_size
+
+
+def pilots_for(groups: int, share: float, deviations: float = 2.0) -> int:
+    """Least n with n share - deviations sqrt(n share (1 - share)) >= groups (derived): pilots of which that many
+    qualify, each with probability ``share`` > 0, but for one time in forty."""
+    if groups <= 0:
+        return 0
+    spread = deviations * math.sqrt(1 - share)
+    root = (spread + math.sqrt(spread**2 + 4 * groups)) / (2 * math.sqrt(share))
+    return math.ceil(round(root**2, 9))
