@@ -5,7 +5,7 @@ PYTEST := $(PY) -m pytest
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-unit test-contract test-integration test-long bench bench-core bench-rollout bench-step bench-collection report lint clean
+.PHONY: help setup demo test test-unit test-contract test-integration test-long test-cluster bench bench-core bench-rollout bench-step bench-pods bench-training bench-collection report lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -33,6 +33,9 @@ test-integration: setup ## the real stack: Ray, TransferQueue, FSDP, vLLM
 test-long: setup ## the tests that `make test` leaves out
 	$(PYTEST) tests/integration -m long
 
+test-cluster: setup ## Ray and Slurm over two nodes on this machine; installs Slurm from Debian (root; under 40 minutes)
+	$(PYTEST) tests/cluster
+
 bench: bench-core bench-rollout bench-step bench-collection ## all benchmarks
 
 bench-core: setup ## verdicts and down-sampling on one core
@@ -44,6 +47,13 @@ bench-rollout: setup ## rollouts a second beside verl's own worker
 
 bench-step: setup ## seconds a step beside verl's own trainer
 	$(PY) -m benchmarks.bench_step
+
+bench-pods: setup ## cost of an update with 16 of 64 rollouts trained on
+	$(PY) -m benchmarks.bench_pods
+
+MIX ?= balanced
+bench-training: setup ## recipes in real training, three seeds (about 90 minutes; MIX=balanced or sparse; goes on where it was cut off)
+	$(PY) -m benchmarks.bench_training --mix $(MIX)
 
 bench-collection: setup ## rollouts per effective group beside dynamic sampling, simulated
 	$(PY) -m benchmarks.bench_collection

@@ -55,7 +55,7 @@ def test_recipe_runs(tmp_path, recipe):
 
 
 ESTIMATORS = {
-    "gae": ("algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=16", "critic.optim.lr=1e-4"),
+    "gae": ("algorithm.adv_estimator=gae",),
     "rloo": ("algorithm.adv_estimator=rloo",),
     "reinforce_plus_plus": ("algorithm.adv_estimator=reinforce_plus_plus",),
     "kl_in_reward": ("algorithm.use_kl_in_reward=True",),

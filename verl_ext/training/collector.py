@@ -97,6 +97,8 @@ class Collector:
             max_rounds=self.settings.max_rounds,
             rng=rng_for(self.settings.seed, "collect", global_steps),
             min_group_rows=self.budget.min_group_rows,
+            # A step that made no update left the weights as they were.
+            policy_version=global_steps - 1 - self.skipped_updates,
         )
         collect_s = time.perf_counter() - started
         if self.recorder:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -119,11 +120,20 @@ class PPOTrainerAllocated(PPOTrainerSync):
         super().on_validate_begin()
         self.run_folder.restore_metrics(self.logger)
 
-    def _val_metrics_update(self, data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs) -> dict:
-        # verl bootstraps every variable a thousand times; a `score` that is the reward once more adds nothing but time.
-        if reward_extra_infos_dict.get("score") == reward_extra_infos_dict["reward"]:
-            reward_extra_infos_dict.pop("score")
-        return super()._val_metrics_update(data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs)
+    def _val_metrics_update(
+        self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
+    ) -> dict:
+        """verl's, which resamples each variable of each prompt a thousand times: without those that repeat another."""
+        infos = reward_extra_infos_dict
+        if infos.get("score") == infos["reward"]:
+            infos.pop("score")
+        if infos.get("acc") == infos["reward"]:
+            infos.pop("reward")
+        if expected_acc_counts and "acc" in infos:
+            keys = zip(data_sources, sample_uids, infos["acc"], strict=True)
+            if Counter((source, uid) for source, uid, acc in keys if acc is not None) == expected_acc_counts:
+                expected_acc_counts = None  # no rollout is missing: `acc_success_only` would be `acc` once more
+        return super()._val_metrics_update(data_sources, sample_uids, infos, sample_turns, expected_acc_counts)
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
