@@ -56,12 +56,6 @@ class StepBudget:
         )
 
 
-def padded_rows(rows: int, ranks: int, mini_batches: int) -> int:
-    """Rows after padding: the next multiple of ranks x mini_batches."""
-    multiple = ranks * mini_batches
-    return -(-rows // multiple) * multiple
-
-
 def spread_padding(is_padding: Sequence[bool], ranks: int, mini_batches: int) -> list[int]:
     """An order of the rows in which every mini-batch has its share of real rows.
 

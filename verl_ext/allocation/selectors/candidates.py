@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ..pool import PromptPool
 from ..settings import require
-from ..state import StateError, rng_for
+from ..state import StateError, check_keys, rng_for
 from .base import Selector, SelectorSettings
 
 # Scores that differ by less are ties.
@@ -56,6 +57,22 @@ class CandidateSelector(Selector):
     def _losses(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A number a candidate; the smallest is offered first."""
         raise NotImplementedError
+
+    def _load_arrays(self, rule: str, state: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Take over the number of prompts and the rule's arrays, whose last axis is over prompts.
+
+        Raises:
+            StateError: something is missing, unknown, or of another length.
+        """
+        arrays = names if state.get("prompts") else ()
+        check_keys(rule, state, ("prompts", *arrays))
+        for name in arrays:
+            shape = np.shape(state[name])
+            if not shape or shape[-1] != state["prompts"]:
+                raise StateError(f"state of {rule}: {name} has the shape {shape}, for {state['prompts']} prompts")
+        self._prompts = int(state["prompts"])
+        for name in arrays:
+            setattr(self, f"_{name}", np.array(state[name]))
 
     def begin_step(self, step: int, pool: PromptPool) -> None:
         super().begin_step(step, pool)

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..registry import register_selector
 from ..settings import require
-from ..state import StateError, check_keys
 from .candidates import CandidateSelector, CandidateSettings
 
 MIXED = 1
@@ -147,13 +146,4 @@ class Dps(CandidateSelector):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        arrays = ("counts", "state", "trials", "sizes") if state.get("prompts") else ()
-        check_keys("dps", state, ("prompts", *arrays))
-        for name in arrays:
-            if np.shape(state[name])[-1] != state["prompts"]:
-                raise StateError(
-                    f"state of dps: {name} has the shape {np.shape(state[name])}, for {state['prompts']} prompts"
-                )
-        self._prompts = int(state["prompts"])
-        for name in arrays:
-            setattr(self, f"_{name}", np.array(state[name]))
+        self._load_arrays("dps", state, ("counts", "state", "trials", "sizes"))

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..registry import register_selector
 from ..settings import require
-from ..state import StateError, check_keys
 from .candidates import CandidateSelector, CandidateSettings
 
 
@@ -93,13 +92,4 @@ class Mopps(CandidateSelector):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        arrays = ("alpha", "beta", "visited") if state.get("prompts") else ()
-        check_keys("mopps", state, ("prompts", *arrays))
-        for name in arrays:
-            if np.shape(state[name]) != (state["prompts"],):
-                raise StateError(
-                    f"state of mopps: {name} has the shape {np.shape(state[name])}, for {state['prompts']} prompts"
-                )
-        self._prompts = int(state["prompts"])
-        for name in arrays:
-            setattr(self, f"_{name}", np.array(state[name]))
+        self._load_arrays("mopps", state, ("alpha", "beta", "visited"))
