@@ -1,0 +1,117 @@
+"""What the rewards of a step said, and a warning when no answer is right step after step.
+
+Rewards that are all zero look like a hard data set, but are mostly an answer format that the reward does not read. Two
+answers beside what was expected tell the two apart at a glance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+SAMPLES = 2
+_PROMPT_CHARS, _ANSWER_CHARS, _OTHER_CHARS = 200, 400, 200
+
+
+class Reply(Protocol):
+    """What is read of a rollout worker's reply about a session."""
+
+    uid: str
+    session: int
+    correct: bool | None
+    failed: bool
+    aborted: bool
+    error: str
+    rows: Sequence[Any]
+
+
+@dataclass
+class StepTally:
+    """Verdicts of a step's rollouts, counted as they come."""
+
+    right: int = 0
+    wrong: int = 0
+    unscored: Counter[str] = field(default_factory=Counter)
+    """Rollouts with a response but without a score, by the reward's own word for the reason."""
+    wrong_sessions: list[tuple[str, int]] = field(default_factory=list)
+    """(group, session) of the first wrong answers, each of another group."""
+
+    def add(self, reply: Reply) -> None:
+        """Count one rollout; one without a response is none of the reward's."""
+        if reply.failed or reply.aborted:
+            return
+        if reply.correct is None:
+            self.unscored[reply.error or "no_score"] += 1
+        elif reply.correct:
+            self.right += 1
+        else:
+            self.wrong += 1
+            known = {uid for uid, _ in self.wrong_sessions}
+            if len(known) < SAMPLES and reply.uid not in known and reply.rows:
+                self.wrong_sessions.append((reply.uid, reply.session))
+
+    def metrics(self) -> dict[str, float]:
+        """`unscored/<reason>`, for the reasons that there were."""
+        return {f"unscored/{reason}": float(count) for reason, count in sorted(self.unscored.items())}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A wrong answer as it is shown."""
+
+    prompt: str
+    response: str
+    truth: Any
+    """The ground truth."""
+    reward: Any
+    """What the reward returned."""
+
+    def __str__(self) -> str:
+        # repr keeps an answer of control characters or a thousand lines on one line of the log.
+        return (
+            f"prompt ...{self.prompt[-_PROMPT_CHARS:]!r}\n    answer ...{self.response[-_ANSWER_CHARS:]!r}\n"
+            f"    expected {_short(self.truth)}; the reward said {_short(self.reward)}"
+        )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _OTHER_CHARS else text[:_OTHER_CHARS] + "..."
+
+
+class AllZeroWatch:
+    """Says when to warn: after `after` steps in a row without a right answer, then after twice as many, and so on.
+
+    The count starts at 0 in a resumed run.
+    """
+
+    def __init__(self, after: int | None) -> None:
+        self.after = after
+        self.steps = 0
+        """Steps in a row without a right answer."""
+        self._next = after
+
+    def is_due(self, tally: StepTally) -> bool:
+        """Count a step that has ended; whether a warning is due. A step without any answer counts for nothing."""
+        if not tally.right and not tally.wrong and not tally.unscored:
+            return False
+        if tally.right:
+            self.steps, self._next = 0, self.after
+            return False
+        self.steps += 1
+        if self.after is None or self.steps < self._next:
+            return False
+        self._next = 2 * self.steps
+        return True
+
+    def message(self, tally: StepTally, samples: Sequence[Sample]) -> str:
+        """The warning."""
+        unscored = ", ".join(f"{count} {reason}" for reason, count in tally.unscored.most_common())
+        text = (
+            f"no answer was right in {self.steps} steps in a row; in the last, {tally.wrong} were wrong and "
+            f"{sum(tally.unscored.values())} unscored{f' ({unscored})' if unscored else ''}: is the data this hard, or "
+            f"does the reward not read the answers' format?"
+        )
+        return "\n  ".join([text, *map(str, samples)])
