@@ -2,6 +2,7 @@
 """`python -m verl_ext.compare recipes=[cpu/grpo,cpu/sara] seeds=[0,1,2]`: recipes side by side, in one report.
 
 Runs what is missing, resumes what was cut off, never reruns what is done, and builds the report of the run folders.
+Runs are made here, one after the other, or as jobs of a cluster: `launcher=ray`, `launcher=slurm`.
 Exit status: 1 if a run failed, 2 if a setting or a folder cannot be used, 130 if it was stopped.
 """
 
@@ -20,12 +21,15 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_ext.comparison.cluster import run_on_cluster
 from verl_ext.comparison.compare import compare
 from verl_ext.comparison.figures import draw_all
 from verl_ext.comparison.page import page
 from verl_ext.comparison.plan import CompareError, plan, state_of
 from verl_ext.comparison.runner import COMMAND, run_all
 from verl_ext.comparison.runs import find, load
+from verl_ext.files import restrict_umask
+from verl_ext.launch.jobs import JobServer, JobServerError
 
 
 def build(
@@ -59,11 +63,41 @@ def _write(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
+def job_server(settings: dict[str, Any], command: tuple[str, ...] = COMMAND) -> JobServer | None:
+    """Where the runs are made; None: on this machine.
+
+    Raises:
+        CompareError: a setting that cannot be.
+        JobServerError: there is no such cluster.
+    """
+    launcher, at_once, poll_s = settings["launcher"], settings["at_once"], settings["poll_s"]
+    if launcher not in ("local", "ray", "slurm"):
+        raise CompareError(f"launcher={launcher!r}; accepted: local, ray, slurm")
+    if at_once is not None and (isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1):
+        raise CompareError(f"at_once={at_once!r}; accepted: null, or an integer of 1 or more")
+    if isinstance(poll_s, bool) or not isinstance(poll_s, int | float) or poll_s <= 0:
+        raise CompareError(f"poll_s={poll_s!r}; accepted: seconds above 0")
+    # What a test runs in place of the trainer is run in place of it everywhere.
+    own = None if command == COMMAND else command
+    if launcher == "ray":
+        from verl_ext.launch.ray_jobs import RayJobs
+
+        options = settings["ray"]
+        return RayJobs(options["address"], own or (options["python"], *COMMAND[1:]), options["runtime_env"])
+    if launcher == "slurm":
+        from verl_ext.launch.slurm_jobs import SlurmJobs
+
+        options = settings["slurm"]
+        return SlurmJobs(options["script"], options["options"], None if own is None else " ".join(own))
+    return None
+
+
 def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
     """Do what the configuration says; returns the exit status.
 
     Raises:
         CompareError: a folder or a setting that cannot be used.
+        JobServerError: the cluster cannot be reached, or refused a job.
     """
     settings = OmegaConf.to_container(config, resolve=True)
     root = Path(settings["root"])
@@ -72,7 +106,11 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
     if settings["run"]:
         if not planned:
             raise CompareError("recipes=[]; accepted: recipes to run, or run=false for the report alone")
-        failed = run_all(planned, _say, command)
+        server = job_server(settings, command)
+        if server is None:
+            failed = run_all(planned, _say, command)
+        else:
+            failed = run_on_cluster(planned, _say, server, settings["at_once"], settings["poll_s"])
     extra = find(None, settings["folders"])
     if planned:
         there = [one.folder for one in planned if (one.folder / "metrics.jsonl").is_file()]
@@ -93,6 +131,9 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
     return 1 if failed else 0
 
 
+_GO_ON = dict.fromkeys(("ray", "slurm"), " Jobs that were submitted go on, and it follows them.")
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
 
@@ -104,14 +145,15 @@ def _interrupt(number: int, frame: Any) -> None:
 @hydra.main(config_path="pkg://verl_ext.configs", config_name="compare", version_base=None)
 def main(config: DictConfig) -> None:
     """Compose the configuration from the command line and run."""
+    restrict_umask()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         status = run(config)
     except KeyboardInterrupt:
-        _say("Stopped; the same command goes on from here.")
+        _say("Stopped; the same command goes on from here." + _GO_ON.get(str(config.launcher), ""))
         status = 130
-    except (CompareError, OmegaConfBaseException) as error:
+    except (CompareError, JobServerError, OmegaConfBaseException) as error:
         print(f"verl_ext.compare: {error}", file=sys.stderr)
         status = 2
     sys.exit(status)

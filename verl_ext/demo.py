@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from verl_ext.files import private_opener, restrict_umask
 from verl_ext.platform.cleanup import end_child
 from verl_ext.report.ledger_check import ledger_faults
 from verl_ext.report.plot import draw
@@ -182,7 +183,8 @@ def train(plan: Plan, say: Callable[[str], None]) -> None:
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     log = plan.folder / LOG
-    with log.open("wb") as output:
+    # verl prints prompts and answers.
+    with open(log, "wb", opener=private_opener) as output:
         child = subprocess.Popen(
             [sys.executable, "-m", "verl_ext.main_ppo", *plan.overrides],
             stdin=subprocess.DEVNULL,
@@ -232,6 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     if {"-h", "--help"} & set(arguments):
         print(__doc__.strip())
         return 0
+    restrict_umask()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _on_signal)
     begin = time.monotonic()

@@ -15,10 +15,15 @@ from importlib.metadata import entry_points
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.allocation import SettingError as RuleSettingError
-from verl_ext.platform import CpuPlatformError, VersionError, activate_cpu_platform, check_versions, run_guard
+from verl_ext.checks import Checks, Finding, Problems, State
+from verl_ext.checks.local import check_inputs, check_settings, check_with_verl
+from verl_ext.files import restrict_umask
+from verl_ext.platform import CpuPlatformError, activate_cpu_platform, run_guard
+from verl_ext.platform.cluster import ClusterError
 from verl_ext.tiny.store import ensure_tiny, tiny_paths
-from verl_ext.training.settings import AllocationSettings, SettingError, check_config
+from verl_ext.training.node_watch import NodeLostError, watched_nodes
+from verl_ext.training.settings import AllocationSettings
+from verl_ext.training.stopping import ask_trainer_to_stop
 
 
 def _verl_config_dir() -> str:
@@ -50,26 +55,33 @@ def run(config: DictConfig) -> None:
     """Check the configuration and the machine, choose the platform, and hand over to verl's `run_ppo`.
 
     Raises:
-        SettingError: a setting that cannot be, or two that contradict each other.
-        VersionError: an installed package has another version than the one needed.
+        Problems: all that the checks found; `python -m verl_ext.check` makes the same ones.
         CpuPlatformError: `trainer.device=cpu` on a machine whose accelerator is visible.
+        ClusterError: a setting that cannot be on the Ray cluster that the run joins.
+        NodeLostError: a node of the run was lost.
     """
-    settings = None
-    if config.trainer.v1.trainer_mode == "sync":
-        print("trainer.v1.trainer_mode=sync: verl's own trainer; nothing under allocation is used", flush=True)
-    else:
-        settings, budget = check_config(config)
-        print(budget.describe(), flush=True)
-    check_versions(config.trainer.device)
+    checks = Checks(say=_say)
+    settings = check_settings(config, checks)
+    checks.stop_if_short()
     if config.get("tiny") is not None:
         ensure_tiny(config.tiny.mix)
+    inputs = check_inputs(config, checks)
+    checks.stop_if_short()
     OmegaConf.resolve(config)
-    with run_guard():
+    with run_guard(ask_trainer_to_stop):
         if config.trainer.device == "cpu":
             activate_cpu_platform(config)
+        check_with_verl(config, checks, settings, inputs)
+        checks.stop_if_short()
         _run_verl(config, settings)
     if settings is not None:
         _show_report(config.trainer.default_local_dir)
+
+
+def _say(finding: Finding) -> None:
+    """The resolved budget, and what does not stop the run but should be known."""
+    if finding.state is State.WARNING or finding.check == "settings" and finding.state is State.OK:
+        print(finding.text, flush=True)
 
 
 def _show_report(folder: str) -> None:
@@ -87,31 +99,23 @@ def _show_report(folder: str) -> None:
 
 
 def _run_verl(config: DictConfig, settings: AllocationSettings | None) -> None:
-    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-    from verl.utils.device import auto_set_device
+    from verl.trainer.main_ppo import run_ppo
 
-    auto_set_device(config)
-    validate_config(
-        config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-    )
-    task_runner = TaskRunnerV1
-    if settings is not None:
-        from verl_ext.training.preflight import check_reward, first_row
-        from verl_ext.training.task_runner import AllocatedTaskRunnerActor
+    from verl_ext.training.ray_start import start_ray
+    from verl_ext.training.task_runner import AllocatedTaskRunnerActor, VerlTaskRunnerActor
 
-        check_reward(config, settings, first_row(config))
-        task_runner = AllocatedTaskRunnerActor
-    run_ppo(config, task_runner_class=task_runner)
+    start_ray(config)
+    with watched_nodes():
+        run_ppo(config, task_runner_class=VerlTaskRunnerActor if settings is None else AllocatedTaskRunnerActor)
 
 
 @hydra.main(config_path="pkg://verl_ext.configs", config_name="main", version_base=None)
 def main(config: DictConfig) -> None:
     """Compose the configuration from the command line and run."""
+    restrict_umask()
     try:
         run(config)
-    except (SettingError, RuleSettingError, VersionError, CpuPlatformError) as error:
+    except (Problems, CpuPlatformError, ClusterError, NodeLostError) as error:
         sys.exit(f"verl_ext: {error}")
 
 

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 from verl_ext.allocation.settings import SettingError  # noqa: E402
+from verl_ext.files import restrict_umask  # noqa: E402
 from verl_ext.simulation.record import RecordError  # noqa: E402
 from verl_ext.simulation.run import Rules, simulate  # noqa: E402
 from verl_ext.simulation.settings import SimulationError, need, world_settings  # noqa: E402
@@ -77,6 +78,7 @@ def summary(result: dict[str, Any]) -> str:
 def main(config: DictConfig) -> None:
     """Compose the configuration from the command line, simulate, print, write."""
     logging.getLogger("verl_ext.allocation").setLevel(logging.ERROR)  # short steps are counted, not warned of
+    restrict_umask()
     output = config.output
     start = time.perf_counter()
     try:

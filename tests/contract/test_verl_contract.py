@@ -21,6 +21,7 @@ from verl.workers.engine_workers import TrainingWorker  # noqa: E402
 from verl.workers.rollout.llm_server import LLMServerClient  # noqa: E402
 
 VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
+TaskRunner = TaskRunnerV1.__ray_metadata__.modified_class.__ray_actor_class__
 Trainer = base.PPOTrainer
 
 
@@ -45,6 +46,11 @@ def test_the_verl_installed_is_the_one_required():
         (Trainer.fit, ["self", "agent_loop_manager"]),
         (Trainer.prepare_step, ["self"]),
         (Trainer._step_once, ["self", "metrics", "timing_raw", "sample_batch_size"]),
+        (Trainer.step, ["self", "metrics", "timing_raw"]),
+        (Trainer._compute_advantage, ["self", "batch", "metrics"]),
+        (TaskRunner.run, ["self", "config"]),
+        (TaskRunner.init_agent_loop_manager, ["self"]),
+        (VerlWorker._run_prompt, ["self", "prompt", "sampling_params", "trajectory", "trace"]),
         (Trainer._compute_metrics, ["self", "batch", "metrics", "timing_raw", "global_steps", "epoch"]),
         (Trainer._log_rollout_data, ["self", "batch", "timing_raw", "rollout_data_dir"]),
         (Trainer._get_required_batch_multiple, ["self", "dp_size"]),
@@ -66,6 +72,12 @@ def test_the_verl_installed_is_the_one_required():
         (AgentLoopWorker._compute_multi_modal_inputs, ["self", "output", "input_ids"]),
         (AgentLoopManager._init_agent_loop_workers, ["self"]),
         (RewardLoopWorker.compute_score_batch, ["self", "data"]),
+        (
+            LLMServerClient.generate,
+            ["self", "request_id", "prompt_ids", "sampling_params", "image_data", "video_data", "audio_data",
+             "mm_processor_kwargs", "kwargs"],
+        ),
+        (LLMServerClient._vllm_request_id, ["self", "request_id"]),
         (LLMServerClient._acquire_server, ["self", "request_id", "extra"]),
         (LLMServerClient._release_server, ["self", "server_id", "request_id"]),
         (TrainingWorker.train_mini_batch, ["self", "data"]),
@@ -88,6 +100,7 @@ MIRRORED = {
     AgentLoopWorker._run_agent_loop: "32c3d607c5d4c9fa",
     AgentLoopWorker._compute_score: "cf4b57719ad3c1b2",
     VerlWorker.generate_sequences: "4d7178988eae6a71",
+    run_ppo: "a65eddb189e56ae1",
     Trainer._step_once: "efdd4abe161c6dee",
     Trainer.fit: "7d83a81c2e62979f",
 }

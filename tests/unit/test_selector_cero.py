@@ -9,6 +9,7 @@ from scipy.special import expit, logit
 from tests.unit.allocation.helpers import check_step, examples, u_shaped
 from tests.unit.selector_runs import ByHand, SelectorRun, same_state
 from verl_ext.allocation import SettingError, StateError, expected_variance, make_selector
+from verl_ext.allocation.selectors import fenchel
 
 ALLOCATORS = {"uniform": {}, "dynamic_sampling": {"gen_multiple": "auto"}, "sara": {}}
 
@@ -278,3 +279,22 @@ def test_state_is_at_most_64_bytes_a_prompt():
     run.step(lambda row: (row % 9, 8))
     arrays = [value for value in run.selector.state_dict().values() if isinstance(value, np.ndarray)]
     assert sum(array.nbytes for array in arrays) <= 64 * 20_000
+
+
+def test_a_ranking_sorted_on_demand_offers_what_a_whole_one_does(monkeypatch):
+    """Wherever the part that is sorted at once ends."""
+    rates = np.random.default_rng(0).permutation(u_shaped(0.2, size=600))
+    rank_first, offered, rests = fenchel.rank_first, {}, 0
+    for least in (1, 20, None, 600):
+
+        def cut(theta, rows, first, most, rng, least=least):
+            nonlocal rests
+            head, others = rank_first(theta, rows, first if least is None else least, most, rng)
+            rests += len(others) > 0
+            return head, others
+
+        monkeypatch.setattr(fenchel, "rank_first", cut)
+        run = SelectorRun(rates, "cero", "sara", groups=16, chooses={"rounds": 20})
+        offered[least] = [[group.prompt for group in run.step(step).started] for step in range(1, 21)]
+    assert rests > 30 and min(map(len, offered[600])) > 20
+    assert offered[1] == offered[20] == offered[None] == offered[600]

@@ -167,3 +167,16 @@ def test_ties_at_the_price_are_admitted_up_to_the_share():
     assert fenchel.admitted(theta, ranked, 2.0, fill=9, most=1.0) == 4
     assert fenchel.admitted(theta, ranked, 2.0, fill=0, most=1.0) == 1
     assert fenchel.admitted(theta, ranked, 0.5, fill=1, most=1.0) == 5
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 30, 100])
+def test_the_beginning_of_the_ranking_and_the_rest_are_the_ranking(first):
+    """Also where ties lie across the cut, and where they differ by less than the rounding."""
+    rng = np.random.default_rng(2)
+    theta = rng.integers(0, 9, 60) / 8 + rng.uniform(0, 1e-14, 60)
+    rows = np.flatnonzero(rng.random(60) < 0.8)
+    whole = fenchel.rank(theta, rows, 1.0, np.random.default_rng(5))
+    head, others = fenchel.rank_first(theta, rows, first, 1.0, np.random.default_rng(5))
+    assert len(head) >= min(first, len(rows))
+    assert np.concatenate([head, fenchel.by_theta(theta, others, 1.0)]).tolist() == whole.tolist()
+    assert first > 30 or len(others)

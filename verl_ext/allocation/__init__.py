@@ -22,6 +22,7 @@ from .selectors import Selector, SelectorSettings
 from .settings import SettingError
 from .state import StateError, load_state, rng_for, save_state
 from .statistics import GroupStatistics, group_statistics, normalised_over, reward_statistics
+from .streaming import StreamingBackend
 from .waiting import pack_groups, unpack_groups
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "StateError",
     "StepContext",
     "Stop",
+    "StreamingBackend",
     "Verdict",
     "abandonment_point",
     "check_composition",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from .pool import PromptPool
 from .selectors.base import Selector
 from .settings import require
 from .statistics import GroupStatistics, group_statistics
+from .streaming import StreamingBackend, check_streaming, stream
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Collected:
     short_by: int
     """Groups missing from the batch."""
     rounds: int
-    """Rounds that generated."""
+    """Rounds that generated; streaming, most requests of one group."""
     rollouts: int
     """Rollouts issued in the step."""
     tokens: int
@@ -93,9 +94,10 @@ def collect(
     selector: Selector,
     pool: PromptPool,
     downsampler: DownSampler,
-    backend: Backend,
+    backend: Backend | StreamingBackend,
     ledger: Ledger,
     stop: Stop,
+    rounds: Literal["barrier", "streaming"] = "barrier",
     max_rounds: int = 8,
     rng: np.random.Generator,
     min_group_rows: int = 2,
@@ -107,7 +109,11 @@ def collect(
     down-sampled, and every rollout gets its fate in the ledger. Ends also on data that is all solved, all hopeless or
     unscorable; a short batch is logged and reported in ``short_by``, not an error.
 
+    With ``rounds="streaming"`` there is no round to wait for: see :mod:`.streaming`.
+
     Args:
+        backend: a :class:`Backend`; streaming, a :class:`~.streaming.StreamingBackend`.
+        rounds: ``barrier``, or ``streaming``, in which ``max_rounds`` bounds the requests of one group.
         step: number of the step; with the order of admission it makes the groups' uids, so it must never repeat.
         rng: for ties and for the down-sampler, e.g. ``rng_for(seed, "collect", step)``.
         min_group_rows: a group of which fewer scored rollouts are kept is not trained on (fate filtered).
@@ -115,7 +121,7 @@ def collect(
             counted; None: ``step - 1``, one update a step.
 
     Raises:
-        SettingError: the budget is below one group.
+        SettingError: the budget is below one group, or the allocator cannot be asked with groups in flight.
         RoundError: a round does not fit together.
         Exception: whatever the backend raises. In every case the ledger adds up: what was in flight is failed, what
             had come back is aborted.
@@ -123,12 +129,21 @@ def collect(
     budget = stop.budget(allocator.group_size)
     require(max_rounds >= 1, "max_rounds", max_rounds, "an integer of 1 or more")
     require(budget >= allocator.group_size, "stop.rollouts", budget, f"at least group_size={allocator.group_size}")
+    require(rounds in ("barrier", "streaming"), "rounds", rounds, "barrier | streaming")
+    streaming = rounds == "streaming"
+    if streaming:
+        check_streaming(allocator)
     start = time.perf_counter()
     version = step - 1 if policy_version is None else policy_version
-    ctx = StepContext(step, selector, ledger, stop.groups, budget, max_rounds, rng, pool, version)
+    ctx = StepContext(step, selector, ledger, stop.groups, budget, max_rounds, rng, pool, version, streaming)
+    gaps: list[float] = []
     try:
-        rounds, gaps, generating = _rounds(ctx, allocator, selector, pool, backend)
-        collected = _finish(ctx, allocator, selector, pool, downsampler, ledger, rounds, min_group_rows)
+        _begin(ctx, allocator, selector, pool)
+        if streaming:
+            made, generating = stream(ctx, allocator, backend)
+        else:
+            made, gaps, generating = _rounds(ctx, allocator, backend)
+        collected = _finish(ctx, allocator, selector, pool, downsampler, ledger, made, min_group_rows)
     except BaseException:
         ledger.abort()
         raise
@@ -140,14 +155,15 @@ def collect(
     return collected
 
 
-def _rounds(
-    ctx: StepContext, allocator: Allocator, selector: Selector, pool: PromptPool, backend: Backend
-) -> tuple[int, list[float], float]:
+def _begin(ctx: StepContext, allocator: Allocator, selector: Selector, pool: PromptPool) -> None:
     pool.begin_step()
     ctx.round = 1
     allocator.begin_step(ctx)  # first, so that the selector finds the prompts of waiting groups out of reach
     selector.begin_step(ctx.step, pool)
     ctx.budget = min(ctx.budget, max(0, selector.step_budget(ctx.target_groups, allocator.group_size, ctx.budget)))
+
+
+def _rounds(ctx: StepContext, allocator: Allocator, backend: Backend) -> tuple[int, list[float], float]:
     gaps: list[float] = []
     generating, back = 0.0, None
     for number in range(1, ctx.max_rounds + 1):
@@ -270,10 +286,10 @@ def _sort(
     dropped: list[Outcome],
     outcomes: Sequence[Outcome] | None = None,
 ) -> None:
-    """Outcomes that are not trained on: failed comes before unscored, unscored before the group's fate."""
+    """Outcomes that are not trained on: failed and aborted come before unscored, unscored before the group's fate."""
     for outcome in group.outcomes if outcomes is None else outcomes:
-        if outcome.failed:
-            by_fate[Fate.FAILED].append(outcome)
+        if outcome.failed or outcome.aborted:
+            by_fate[Fate.FAILED if outcome.failed else Fate.ABORTED].append(outcome)
             continue
         dropped.append(outcome)
         by_fate[fate if outcome.correct is not None else Fate.UNSCORED].append(outcome)
@@ -284,7 +300,7 @@ def _warn(ctx: StepContext, pool: PromptPool, rounds: int, trained: int) -> None
         why = "every prompt of the pool is retired"
     elif ctx.exhausted:
         why = "the selector has no more prompts for this step"
-    elif rounds >= ctx.max_rounds:
+    elif rounds >= ctx.max_rounds and not ctx.streaming:
         why = f"allocation.max_rounds={ctx.max_rounds} is used up"
     else:
         why = (
@@ -292,7 +308,7 @@ def _warn(ctx: StepContext, pool: PromptPool, rounds: int, trained: int) -> None
             "(allocation.stop.rollouts, or the selector's share if less)"
         )
     mixed = sum(group.mixed for group in ctx.groups)
-    unscored = sum(group.returned - group.trials for group in ctx.groups)
+    unscored = sum(not (o.scored or o.aborted) for group in ctx.groups for o in group.outcomes)
     logger.warning(
         "step %d: %d of %d groups: %s; %d prompts started, %d mixed, %d rollouts, %d of them without a score",
         ctx.step, trained, ctx.target_groups, why, len(ctx.groups), mixed, ctx.issued, unscored,

@@ -26,13 +26,17 @@ class StepContext:
         rng: np.random.Generator,
         pool: PromptPool | None = None,
         policy_version: int = 0,
+        streaming: bool = False,
     ) -> None:
         self.step = step
         self.policy_version = policy_version
         """Version of the weights that generate in this step."""
+        self.streaming = streaming
+        """Requests leave one by one, as outcomes come: ``ask`` may find groups in flight (``group.pending``)."""
         self.round = 0
-        """Number of the current round, from 1."""
+        """Number of the current round, from 1; streaming, 1 in the step's first ``ask`` and 2 in all later ones."""
         self.max_rounds = max_rounds
+        """Rounds of the step; streaming, requests of one group."""
         self.target_groups = target_groups
         """Groups wanted in the batch."""
         self.budget = budget
@@ -60,8 +64,12 @@ class StepContext:
 
     @property
     def rounds_left(self) -> int:
-        """Rounds that may still generate, the current one included."""
-        return self.max_rounds - self.round + 1
+        """Rounds that may still generate, the current one included; streaming, of a group without a request yet."""
+        return self.max_rounds if self.streaming else self.max_rounds - self.round + 1
+
+    def rounds_of(self, group: Group) -> int:
+        """Requests that may still be made of a group, one a round."""
+        return self.max_rounds - group.requests if self.streaming else self.rounds_left
 
     def admit(self, n: int) -> list[Group]:
         """Up to ``n`` fresh groups, of the prompts the selector chooses.
@@ -116,6 +124,11 @@ class StepContext:
             raise RoundError(f"round {self.round} asks for {total} rollouts with {self.budget_left} left in the budget")
         for request in requests:
             group = request.group
+            if self.streaming and (group.pending or group.requests >= self.max_rounds):
+                raise RoundError(
+                    f"step {self.step} asks for group {group.uid!r} with {group.pending} of its sessions in flight, "
+                    f"after {group.requests} of max_rounds={self.max_rounds} requests"
+                )
             if self._by_uid.get(group.uid) is not group:
                 raise RoundError(f"round {self.round} asks for group {group.uid!r}, which is not of step {self.step}")
             if request.first != group.requested:
@@ -124,6 +137,7 @@ class StepContext:
                     f"{group.requested}: one request a group and round"
                 )
             group.requested += request.n
+            group.requests += 1
         self.issued += total
         self._ledger.issue(total)
         for request in requests:
@@ -151,6 +165,7 @@ class StepContext:
     def _add(self, group: Group) -> None:
         if group.prompt in self._prompts or group.uid in self._by_uid:
             raise RoundError(f"prompt {group.prompt} (group {group.uid!r}) is offered twice in step {self.step}")
+        group.requests = 0
         self._prompts.add(group.prompt)
         self._by_uid[group.uid] = group
         self.groups.append(group)

@@ -31,7 +31,8 @@ class Fate(str, Enum):
 
     ``filtered`` is a completed group without signal (saturated, or too few rows left); ``surplus`` was effective or
     undecided but not needed; ``unscored`` has a trajectory but no reward; ``failed`` has no trajectory; ``aborted``
-    belonged to a step that broke off; ``skipped`` was in a batch whose step made no update.
+    was cut off while being generated (``rounds: streaming``) or belonged to a step that broke off; ``skipped`` was in a
+    batch whose step made no update.
     """
 
     TRAINED = "trained"
@@ -82,10 +83,12 @@ class Outcome:
     """Version of the weights that generated it."""
     rows: int = 1
     """Training rows of the session."""
+    aborted: bool = False
+    """True where generation was cut off, its group no longer being wanted: no trajectory, but the tokens count."""
 
     def __post_init__(self) -> None:
         correct, score = self.correct, self.score
-        if self.failed or correct is None or score is None or not math.isfinite(score):
+        if self.failed or self.aborted or correct is None or score is None or not math.isfinite(score):
             self.correct = self.score = None
         elif correct is not True and correct is not False:
             if correct != correct:  # NaN
@@ -137,6 +140,8 @@ class Group:
     """Scored outcomes."""
     version: int = 0
     """Version of the weights when the prompt was offered."""
+    requests: int = 0
+    """Requests made of it in this step."""
     _told: int = field(default=0, repr=False)  # bit per session, so that a repeat is seen in constant time
     _aside: int = field(default=0, repr=False)  # bit per session that is not to be trained on
     _observed: tuple[int, int] = field(default=(0, 0), repr=False)  # what the selector has already been shown

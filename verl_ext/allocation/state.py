@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..files import UnsafePathError, inside, private_folder, write_whole
+
 FORMAT = "verl_ext.allocation"
 VERSION = 1
 _ARRAY = "__array__"
@@ -64,8 +66,7 @@ def save_state(folder: str | os.PathLike[str], state: Mapping[str, Any]) -> Path
     Raises:
         TypeError: a value is neither JSON nor a plain array, or a key is not a string.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = private_folder(folder)
     arrays: dict[str, np.ndarray] = {}
     plain = _split(state, "", arrays)
     buffer = io.BytesIO()
@@ -82,8 +83,8 @@ def save_state(folder: str | os.PathLike[str], state: Mapping[str, Any]) -> Path
         "checksum": _digest(body.encode()),
         "state": plain,
     }
-    _write(folder / arrays_file, payload)
-    _write(folder / _FILE, json.dumps(document, sort_keys=True, indent=1).encode())
+    write_whole(folder / arrays_file, payload, private=True)
+    write_whole(folder / _FILE, json.dumps(document, sort_keys=True, indent=1).encode(), private=True)
     for old in folder.glob("allocation-*.npz"):
         if old.name != arrays_file:
             old.unlink()
@@ -94,10 +95,13 @@ def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what :func:`save_state` wrote.
 
     Raises:
-        StateError: a file is missing, damaged, or of another format or version.
+        StateError: a file is missing, damaged, or of another format or version, or leads out of the folder.
     """
     folder = Path(folder)
-    path = folder / _FILE
+    try:
+        path = inside(folder, _FILE)
+    except UnsafePathError as error:
+        raise StateError(str(error)) from error
     if not path.is_file():
         raise StateError(f"no allocation state in {folder}: {_FILE} is missing")
     try:
@@ -111,7 +115,10 @@ def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     check_keys(str(path), document, ("format", "version", "arrays", "arrays_checksum", "checksum", "state"))
     if _digest(json.dumps(document["state"], sort_keys=True).encode()) != document["checksum"]:
         raise StateError(f"{path} is damaged: the checksum of its state does not match")
-    arrays_path = folder / document["arrays"]
+    try:
+        arrays_path = inside(folder, document["arrays"])
+    except UnsafePathError as error:
+        raise StateError(f"{path} is damaged: {error}") from error
     if not arrays_path.is_file():
         raise StateError(f"{path} needs {arrays_path.name}, which is missing")
     payload = arrays_path.read_bytes()
@@ -154,22 +161,3 @@ def _join(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 def _digest(payload: bytes) -> str:
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
-
-
-def _write(path: Path, payload: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    try:  # the rename itself must reach the disk too; not every file system lets a folder be synced
-        descriptor = os.open(path.parent, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

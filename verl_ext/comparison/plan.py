@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from verl_ext.masking import masked_override
 from verl_ext.report.records import RunError, read_run
 
 NOTE = "compare.json"
@@ -61,8 +62,8 @@ class PlannedRun:
         ]
 
     def note(self) -> dict[str, Any]:
-        """What identifies the run, as kept in its folder."""
-        return {"recipe": self.recipe, "seed": self.seed, "overrides": list(self.overrides)}
+        """What identifies the run, as kept in its folder: without credentials."""
+        return {"recipe": self.recipe, "seed": self.seed, "overrides": [masked_override(o) for o in self.overrides]}
 
 
 def plan(

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from verl_ext.files import private_opener
 from verl_ext.platform.cleanup import end_child
 from verl_ext.report.provenance import provenance
 
@@ -49,13 +50,14 @@ def run_all(
             say(f"{name}: done after {(time.monotonic() - started) / 60:.1f} minutes")
         else:
             failed.append(run)
-            say(f"{name}: FAILED with status {status}; the end of its log:\n{_tail(run)}")
+            say(f"{name}: FAILED with status {status}; the end of its log:\n{tail(run)}")
     return failed
 
 
 def _child(run: PlannedRun, command: Sequence[str]) -> int:
     write_note(run.folder, {**read_note(run.folder), **run.note(), **provenance(), "finished": False})
-    with (run.folder / LOG).open("ab") as log:
+    # verl prints prompts and answers.
+    with open(run.folder / LOG, "ab", opener=private_opener) as log:
         child = subprocess.Popen(
             [*command, *run.arguments()],
             stdin=subprocess.DEVNULL,
@@ -72,6 +74,9 @@ def _child(run: PlannedRun, command: Sequence[str]) -> int:
             end_child(child)
 
 
-def _tail(run: PlannedRun, lines: int = 15) -> str:
+def tail(run: PlannedRun, lines: int = 15) -> str:
+    """The end of a run's log, indented."""
+    if not (run.folder / LOG).is_file():
+        return f"    (no {run.folder / LOG})"
     text = (run.folder / LOG).read_text(encoding="utf-8", errors="replace")
     return "\n".join(f"    {line}" for line in text.splitlines()[-lines:])

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from verl_ext.masking import masked
 from verl_ext.report.ledger_check import ledger_faults
 from verl_ext.report.progress import held_out
 from verl_ext.report.records import CONFIG, Run, RunError, read_run
@@ -116,7 +117,7 @@ def load(folder: Path) -> RunData:
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")) if (folder / CONFIG).is_file() else {}
     except (RunError, yaml.YAMLError) as error:
         raise CompareError(f"{folder}: {error}") from error
-    note, config = {**run.about, **read_note(folder)}, config or {}
+    note, config = {**run.about, **read_note(folder)}, masked(config or {})
     name = _get(config, "trainer.experiment_name") or folder.name
     match = _SEED.search(str(name))
     seed = note.get("seed", _get(config, "allocation.seed", int(match[1]) if match else None))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import sys
 
+from verl_ext.files import UnsafePathError
+
 from .alias import install_alias
 
 PLATFORM_NAME = "cpu"
@@ -103,14 +105,19 @@ def activate_cpu_platform(config=None) -> dict[str, str]:
         The variables that were set.
 
     Raises:
-        CpuPlatformError: an accelerator is visible, or verl was imported before this call.
+        CpuPlatformError: an accelerator is visible, verl was imported before this call, or the folder that the alias
+            of vLLM's version is kept in is not this user's alone.
     """
     if "verl" in sys.modules and not cpu_asked_for():
         raise CpuPlatformError("activate_cpu_platform() must be called before verl is imported")
     refuse_accelerator()
     environment = cpu_environment()
     os.environ.update(environment)
-    if install_alias() is not None:
+    try:
+        alias = install_alias()
+    except UnsafePathError as error:
+        raise CpuPlatformError(str(error)) from error
+    if alias is not None:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     if config is not None:
         from omegaconf import open_dict

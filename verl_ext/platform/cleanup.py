@@ -118,9 +118,10 @@ def _start_watcher(run_id: str) -> subprocess.Popen:
 
 
 def _after_ray_init(action: Callable[[], None]) -> None:
-    """Run ``action`` after every ``ray.init`` of this process.
+    """It puts signal handlers of its own in place of those it finds, and the one for SIGTERM aborts the process:
+    ``action`` is run after it.
 
-    ``ray.init`` (Ray 2.60) puts handlers of its own in place of those it finds; the one for SIGTERM aborts the process.
+    Replaces: ray.init (ray 2.60)
     """
     from .patches import after_import
 
@@ -141,10 +142,14 @@ def _after_ray_init(action: Callable[[], None]) -> None:
 
 
 @contextmanager
-def run_guard() -> Iterator[str]:
+def run_guard(ask_to_stop: Callable[[], bool] | None = None) -> Iterator[str]:
     """Mark this run's processes, and end those that are left when the block is left, in whichever way.
 
     SIGTERM becomes ``SystemExit(143)`` inside the block, so that it unwinds like Ctrl-C.
+
+    Args:
+        ask_to_stop: called from the handler of the first SIGTERM; True: whatever runs in the block was asked to end by
+            itself, and only a second SIGTERM ends it at once. The exit status is 143 in both cases.
 
     Yields:
         The run's id.
@@ -160,7 +165,9 @@ def run_guard() -> Iterator[str]:
 
     def on_sigterm(number, frame):
         nonlocal terminated
-        terminated = True
+        first, terminated = not terminated, True
+        if first and ask_to_stop is not None and ask_to_stop():
+            return
         raise SystemExit(128 + number)
 
     def catch_sigterm():

@@ -21,6 +21,7 @@ def apply_all() -> None:
     without_ascend_checkpoint_engine()
     # verl.utils.model imports much of transformers: only the processes that use it should pay for it.
     after_import("verl.utils.model", value_head_without_flash_attention)
+    after_import("verl.workers.engine.fsdp.transformer_impl", reference_without_pinned_memory)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -60,19 +61,22 @@ def after_import(name: str, action: Callable[[], None]) -> None:
 
 
 def without_ascend_checkpoint_engine() -> None:
-    """``verl.checkpoint_engine.hccl_checkpoint_engine`` (verl 0.9.1), which needs an Ascend device.
+    """It imports vLLM before it finds that there is no Ascend device: seven seconds in every process of the run, also
+    in those that never use vLLM.
 
-    It imports vLLM before it finds that there is none: seven seconds in every process of the run, also in those that
-    never use vLLM. ``verl.checkpoint_engine`` takes an ImportError here as "not available" and goes on.
+    ``verl.checkpoint_engine`` takes an ImportError here as "not available" and goes on.
+
+    Replaces: verl.checkpoint_engine.hccl_checkpoint_engine (verl 0.9.1)
     """
     sys.modules.setdefault("verl.checkpoint_engine.hccl_checkpoint_engine", None)
 
 
 def single_gloo_backend() -> None:
-    """``verl.utils.distributed.initialize_global_process_group_ray`` (verl 0.9.1).
+    """It joins "cpu:gloo" with "{device}:{backend}", which on a CPU names the device "cpu" twice; torch refuses that.
 
-    It joins "cpu:gloo" with "{device}:{backend}", which on a CPU names the device "cpu" twice; torch refuses that.
     Must run before ``verl.workers.engine_workers`` imports the function by name.
+
+    Replaces: verl.utils.distributed.initialize_global_process_group_ray (verl 0.9.1)
     """
     from verl.utils import distributed
 
@@ -89,10 +93,10 @@ def single_gloo_backend() -> None:
 
 
 def value_head_without_flash_attention() -> None:
-    """``verl.utils.model.load_valuehead_model`` (verl 0.9.1), which builds the critic.
+    """It builds the critic with ``attn_implementation="flash_attention_2"`` hard-coded, which needs a GPU, and reports
+    the failure as a missing value head; the same model is loaded with PyTorch's own attention.
 
-    It hard-codes ``attn_implementation="flash_attention_2"``, which needs a GPU, and reports the failure as a missing
-    value head. The same model is loaded with PyTorch's own attention.
+    Replaces: verl.utils.model.load_valuehead_model (verl 0.9.1)
     """
     from verl.utils import model
 
@@ -113,3 +117,22 @@ def value_head_without_flash_attention() -> None:
 
     setattr(load_valuehead_model, _MARK, True)
     model.load_valuehead_model = load_valuehead_model
+
+
+def reference_without_pinned_memory() -> None:
+    """The reference policy's weights are always kept off the device in pinned memory, which torch has only beside an
+    accelerator; here they lie in plain memory, where they are used.
+
+    Replaces: verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy (verl 0.9.1)
+    """
+    from verl.workers.engine.fsdp import transformer_impl
+
+    policy = transformer_impl.CPUOffloadPolicy
+    if hasattr(policy, _MARK):
+        return
+
+    def unpinned(pin_memory: bool = False):
+        return policy(pin_memory=False)
+
+    setattr(unpinned, _MARK, True)
+    transformer_impl.CPUOffloadPolicy = unpinned

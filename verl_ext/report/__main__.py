@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from verl_ext.files import restrict_umask
+
 from .ledger_check import ledger_faults
 from .plot import draw
 from .records import RunError, read_run
@@ -18,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", help="the run's folder: outputs/<trainer.project_name>/<trainer.experiment_name>")
     parser.add_argument("--no-plot", action="store_true", help="print the table only")
     args = parser.parse_args(argv)
+    restrict_umask()
     try:
         run = read_run(args.folder)
     except RunError as error:

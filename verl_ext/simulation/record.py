@@ -7,7 +7,8 @@
 
 Columns: prompt (the pool's stable key), step, round (of the step, from 1: one generate call), session, correct (null:
 could not be scored), score, tokens (of the response), failed. A rollout is in it once, at the step that generated it,
-also where its group waited.
+also where its group waited. Streaming, the round is the number of the group's request in the step, and rollouts that
+were aborted, which have no outcome, are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_ext.allocation.groups import Outcome, Request
+from verl_ext.allocation.groups import Group, Outcome, Request
 
 SCHEMA = pa.schema(
     [
@@ -117,6 +118,7 @@ class RecordingBackend:
         self._backend = backend
         self._rows = rows
         self._round = 0
+        self._groups: dict[str, Group] = {}
 
     def generate(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """The backend's round."""
@@ -126,6 +128,26 @@ class RecordingBackend:
         self._rows.extend(
             (row_of[outcome.group], self._round, outcome) for outcome in outcomes if outcome.group in row_of
         )
+        return outcomes
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """The backend's own."""
+        self._backend.submit(requests)
+        self._groups |= {request.group.uid: request.group for request in requests}
+
+    def next(self) -> Sequence[Outcome]:
+        """The backend's next group."""
+        return self._keep(self._backend.next())
+
+    def abort(self, groups: Sequence[Group]) -> Sequence[Outcome]:
+        """What the backend says of them."""
+        return self._keep(self._backend.abort(groups))
+
+    def _keep(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        for outcome in outcomes:
+            group = self._groups.get(outcome.group)
+            if group is not None and not outcome.aborted:
+                self._rows.append((group.prompt, group.requests, outcome))
         return outcomes
 
 

@@ -138,7 +138,8 @@ class Trial:
 
     def _check_partition(self, collected: Collected) -> None:
         """Every rollout with a trajectory is kept, dropped or waiting, and only one of these."""
-        everything = [(o.group, o.session) for g in collected.started for o in g.outcomes if not o.failed]
+        outcomes = [outcome for group in collected.started for outcome in group.outcomes]
+        everything = [(o.group, o.session) for o in outcomes if not (o.failed or o.aborted)]
         kept = [(o.group, o.session) for o in collected.kept]
         parts = kept + [(o.group, o.session) for o in collected.dropped]
         parts += [(o.group, o.session) for g in collected.waiting for o in g.outcomes if not o.failed]

@@ -13,8 +13,8 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,10 +92,11 @@ def _make_once(folder: Path, write: Callable[[Path], None]) -> bool:
         if alone:
             for left_over in folder.parent.glob(f".{folder.name}.*.tmp"):  # of a process that was killed
                 shutil.rmtree(left_over, ignore_errors=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+        # Not mkdtemp's, whose folders are private: this one is renamed, and the umask says who may read it.
+        temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+        temporary.mkdir(mode=0o775)
         try:
             write(temporary)
-            temporary.chmod(0o755)  # mkdtemp's folders are private
             try:
                 temporary.rename(folder)
             except OSError as error:  # only where locks do not work: another process was faster with the same content

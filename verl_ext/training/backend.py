@@ -1,4 +1,4 @@
-"""The backend of `collect` inside verl: rounds go to the rollout workers, trajectories stay in TransferQueue."""
+"""The backend of `collect` inside verl: requests go to the rollout workers, trajectories stay in TransferQueue."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from typing import Any
 
 import transfer_queue as tq
 
-from verl_ext.allocation.groups import Outcome, Request
+from verl_ext.allocation.groups import Group, Outcome, Request
+from verl_ext.training.all_zero import Sample, StepTally
 from verl_ext.training.prompts import PromptRows
-from verl_ext.training.rollout_worker import AllocatedAgentLoopManager, GroupRequest
+from verl_ext.training.rollout_worker import AllocatedAgentLoopManager
+from verl_ext.training.round_errors import RoundError
+from verl_ext.training.sessions import GroupRequest, SessionReply
 from verl_ext.training.waiting_rows import Row, load_rows, save_rows
 
 logger = logging.getLogger(__name__)
 
 PARTITION = "train"
 
+MOST_FAILED_IN_A_ROW = 16
+"""Groups in a row without a session that came back, after which a streaming step is held to be broken."""
+
 
 class TransferQueueBackend:
-    """One synchronous round at a time; remembers keys and tags of the rollouts of the step, never their tokens."""
+    """One synchronous round at a time (`generate`), or groups in flight one by one (`submit`, `next`, `abort`).
+
+    Remembers keys and tags of the rollouts of the step, never their tokens.
+    """
 
     manager: AllocatedAgentLoopManager
 
@@ -28,32 +37,79 @@ class TransferQueueBackend:
         self.deadline_s = deadline_s
         self.global_steps = 0
         self.round_gaps: list[float] = []
-        """Seconds from the last rollout of a round scored to the workers' start on the next, in this step."""
+        """Seconds from the last rollout of a round scored to the workers' start on the next, in this step; streaming,
+        of each group."""
+        self.tally = StepTally()
+        """What the rewards of the step said."""
         self._last_scored_at = 0.0
         self._rows: dict[tuple[str, int], list[Row]] = {}
         self._prompt: dict[str, int] = {}
+        self._scored_at: dict[str, float] = {}
+        self._failed_in_a_row = 0
+        self._streaming = False
 
     def begin_step(self, global_steps: int) -> None:
         """The rollouts from here on belong to this training step."""
         self.global_steps = global_steps
         self.round_gaps = []
+        self.tally = StepTally()
         self._last_scored_at = 0.0
+        self._scored_at, self._failed_in_a_row = {}, 0
+        self._streaming = False
 
     def generate(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run one round; every session asked for comes back, as an outcome or as a failure."""
-        self._prompt |= {request.group.uid: request.group.prompt for request in requests}
-        groups = [
-            GroupRequest(request.group.uid, request.first, request.n, self.prompts.fetch(request.group.prompt))
-            for request in requests
-        ]
-        replies = self.manager.generate_round(groups, self.global_steps, self.deadline_s)
+        replies = self.manager.generate_round(self._outgoing(requests), self.global_steps, self.deadline_s)
         if self._last_scored_at:
             self.round_gaps.append(min(reply.started_at for reply in replies) - self._last_scored_at)
         self._last_scored_at = max(reply.scored_at for reply in replies)
+        return self._outcomes(replies)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Begin these sessions."""
+        stream = self.manager.stream
+        if not self._streaming and len(stream):  # of a step that broke off
+            stream.clear()
+        self._streaming = True
+        most_s = self.manager.answers_within(self.deadline_s)
+        stream.submit(self._outgoing(requests), self.global_steps, self.deadline_s, most_s)
+
+    def next(self) -> list[Outcome]:
+        """Wait for a group whose sessions are scored and stored, or have failed.
+
+        Raises:
+            RoundError: what `GroupStream.next` raises, or no session at all of many groups came back.
+        """
+        replies = self.manager.stream.next()
+        uid = replies[0].uid
+        if uid in self._scored_at:
+            self.round_gaps.append(replies[0].started_at - self._scored_at[uid])
+        self._scored_at[uid] = max(reply.scored_at for reply in replies)
+        self._failed_in_a_row = self._failed_in_a_row + 1 if all(reply.failed for reply in replies) else 0
+        if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
+            raise RoundError(
+                f"none of the sessions of {self._failed_in_a_row} groups in a row came back: the last said "
+                f"{replies[0].error}"
+            )
+        return self._outcomes(replies)
+
+    def abort(self, groups: Sequence[Group]) -> list[Outcome]:
+        """Cut off what is in flight of these groups; its tokens are those that the engine had generated."""
+        return self._outcomes(self.manager.stream.abort([group.uid for group in groups]))
+
+    def _outgoing(self, requests: Sequence[Request]) -> list[GroupRequest]:
+        self._prompt |= {request.group.uid: request.group.prompt for request in requests}
+        return [
+            GroupRequest(request.group.uid, request.first, request.n, self.prompts.fetch(request.group.prompt))
+            for request in requests
+        ]
+
+    def _outcomes(self, replies: Sequence[SessionReply]) -> list[Outcome]:
         outcomes = []
         for reply in replies:
             if reply.rows:
                 self._rows[reply.uid, reply.session] = reply.rows
+            self.tally.add(reply)
             outcomes.append(
                 Outcome(
                     group=reply.uid,
@@ -66,6 +122,7 @@ class TransferQueueBackend:
                     truncated=reply.truncated,
                     policy_version=reply.min_version or 0,
                     rows=max(1, len(reply.rows)),
+                    aborted=reply.aborted,
                 )
             )
         return outcomes
@@ -74,6 +131,27 @@ class TransferQueueBackend:
         """Keys and tags of the rows of these rollouts, in their order."""
         pairs = [pair for outcome in outcomes for pair in self._rows[outcome.group, outcome.session]]
         return [key for key, _ in pairs], [tag for _, tag in pairs]
+
+    def wrong_samples(self) -> list[Sample]:
+        """The first wrong answers of the step, while their rows are still in TransferQueue."""
+        found = self.tally.wrong_sessions
+        keys = [self._rows[session][-1][0] for session in found]
+        if not keys:
+            return []
+        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["responses", "extra_fields"])
+        tokenizer = getattr(self.prompts.dataset, "tokenizer", None)
+        samples = []
+        for (uid, _), tokens, extra in zip(found, data["responses"], data["extra_fields"], strict=True):
+            prompt = self.prompts.fetch(self._prompt[uid])
+            samples.append(
+                Sample(
+                    prompt=str([message["content"] for message in prompt["raw_prompt"]][-1]),
+                    response=str(tokens.tolist()) if tokenizer is None else tokenizer.decode(tokens.tolist()),
+                    truth=(prompt.get("reward_model") or {}).get("ground_truth"),
+                    reward=extra.get("reward_extra_info"),
+                )
+            )
+        return samples
 
     def forget(self, outcomes: Sequence[Outcome]) -> None:
         """The rows of these rollouts are the trainer's now: it clears them after the step."""

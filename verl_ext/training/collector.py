@@ -6,6 +6,8 @@ import logging
 import os
 import statistics
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from transfer_queue import KVBatchMeta
@@ -16,9 +18,10 @@ from verl_ext.allocation.collect import Stop
 from verl_ext.allocation.groups import Fate
 from verl_ext.allocation.ledger import Ledger
 from verl_ext.allocation.pool import PromptPool
-from verl_ext.allocation.state import load_state, rng_for, save_state
+from verl_ext.allocation.state import StateError, load_state, rng_for, save_state
 from verl_ext.allocation.statistics import GroupStatistics
 from verl_ext.simulation.record import OutcomeRecorder
+from verl_ext.training.all_zero import AllZeroWatch
 from verl_ext.training.backend import PARTITION, TransferQueueBackend
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.prompts import PromptRows
@@ -49,6 +52,7 @@ class Collector:
         """By uid of the groups in the batch: mean and standard deviation over all their scored rollouts."""
         self.skipped_updates = 0
         self.backend = TransferQueueBackend(prompts, settings.deadline_s)
+        self.all_zero = AllZeroWatch(settings.all_zero_steps)
         self.recorder = OutcomeRecorder(settings.record, prompts.keys) if settings.record else None
         self._start_fresh()
 
@@ -94,6 +98,7 @@ class Collector:
             backend=self.recorder.around(self.backend, global_steps) if self.recorder else self.backend,
             ledger=self.ledger,
             stop=self.stop,
+            rounds=self.settings.rounds,
             max_rounds=self.settings.max_rounds,
             rng=rng_for(self.settings.seed, "collect", global_steps),
             min_group_rows=self.budget.min_group_rows,
@@ -104,6 +109,7 @@ class Collector:
         if self.recorder:
             self.recorder.end_step()
         self.statistics = collected.statistics
+        self._watch_rewards()
         self.backend.release(collected.dropped)
         keys, tags = self.backend.rows(collected.kept)
         skipped = len(keys) < self.budget.mini_batches
@@ -123,6 +129,7 @@ class Collector:
             metrics["allocation/round_gap_s"] = statistics.median(self.backend.round_gaps)
             metrics["allocation/round_gap_max_s"] = max(self.backend.round_gaps)
         metrics["allocation/collect_s"] = collect_s
+        metrics |= {f"allocation/{name}": value for name, value in self.backend.tally.metrics().items()}
         metrics["allocation/skipped_updates"] = self.skipped_updates
         metrics["allocation/duplicate_prompts"] = self.prompts.duplicates
         if skipped:
@@ -139,17 +146,37 @@ class Collector:
         most = self.settings.stop.run_rollouts
         return most is not None and self.ledger.issued >= most
 
+    def _watch_rewards(self) -> None:
+        """Warn of rewards that are all zero, with answers whose rows are freed after this."""
+        tally = self.backend.tally
+        if self.all_zero.is_due(tally):
+            try:
+                samples = self.backend.wrong_samples()
+            except Exception:
+                # A run does not end for want of an example.
+                logger.exception("no sample answers could be read")
+                samples = []
+            logger.warning("%s", self.all_zero.message(tally, samples))
+
     # ------------------------------------------------ state
 
     def _identity(self) -> dict[str, Any]:
-        """What a saved state must agree with to be of any use here."""
-        settings = self.settings
+        """What a saved state must agree with for the resumed run to be the same run; by the names of the settings."""
+        settings, data = self.settings, self.prompts.data_config
         return {
-            "version": verl_ext.__version__,
-            "selector": settings.selector,
-            "allocator": settings.allocator,
-            "seed": settings.seed,
-            "prompts": len(self.prompts.keys),
+            "version of verl_ext": verl_ext.__version__,
+            "training prompts": f"{len(self.prompts.keys)} of digest {self.prompts.digest}",
+            "data.seed": data.get("seed"),
+            "data.shuffle": data.get("shuffle", True),
+            "allocation.selector": settings.selector,
+            "allocation.allocator": settings.allocator,
+            "allocation.downsampler": settings.downsampler,
+            "allocation.outcome": asdict(settings.outcome),
+            "allocation.seed": settings.seed,
+            "allocation.rounds": settings.rounds,
+            "allocation.max_rounds": settings.max_rounds,
+            "allocation.stop.groups": self.budget.prompts,
+            "allocation.stop.rollouts": self.budget.rollouts,
         }
 
     def save(self, folder: str) -> None:
@@ -170,23 +197,37 @@ class Collector:
         """Restore the state saved in `folder`.
 
         Raises:
-            ValueError: the state is of another data set, rule, seed or version; says what differs.
+            ValueError: the state is of another data set, rule, setting, seed or version; says what differs.
+            StateError: it is missing, damaged or does not fit together.
         """
         if self.settings.resume == "fresh":
             logger.warning("allocation.resume=fresh: the rules start anew, the state in %s is not read", folder)
             return
-        state = load_state(folder)
-        saved, own = state["identity"], self._identity()
-        differing = [name for name in own if saved.get(name) != own[name]]
-        if differing:
-            details = "; ".join(f"{name}: saved {saved.get(name)!r}, now {own[name]!r}" for name in differing)
-            raise ValueError(
-                f"the allocation state in {folder} does not fit this run ({details}); "
-                f"resume with the same settings, or set allocation.resume=fresh to start the rules anew"
-            )
-        self.pool.load_state_dict(state["pool"])
-        self.selector.load_state_dict(state["selector"])
-        self.allocator.load_state_dict(state["allocator"])
-        self.ledger.load_state_dict(state["ledger"])
-        self.skipped_updates = state["skipped_updates"]
-        self.backend.load_waiting_state(folder, state["waiting_rows"])
+        try:
+            state = load_state(folder)
+            differing = differences(state["identity"], self._identity())
+            if differing:
+                raise ValueError(
+                    f"the allocation state in {folder} does not fit this run ({'; '.join(differing)}); "
+                    f"resume with the same settings, or set allocation.resume=fresh to start the rules anew"
+                )
+            self.pool.load_state_dict(state["pool"])
+            self.selector.load_state_dict(state["selector"])
+            self.allocator.load_state_dict(state["allocator"])
+            self.ledger.load_state_dict(state["ledger"])
+            self.skipped_updates = state["skipped_updates"]
+            self.backend.load_waiting_state(folder, state["waiting_rows"])
+        except StateError as error:
+            raise StateError(f"{error} (in {folder}); allocation.resume=fresh starts the rules anew") from error
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], name: str = "") -> list[str]:
+    """Each setting that differs, by name, with both values."""
+    found = []
+    for key in [*now, *(key for key in saved if key not in now)]:
+        before, here = saved.get(key), now.get(key)
+        if isinstance(before, Mapping) and isinstance(here, Mapping):
+            found += differences(before, here, f"{name}{key}.")
+        elif before != here:
+            found.append(f"{name}{key}: saved {before!r}, now {here!r}")
+    return found

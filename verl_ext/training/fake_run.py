@@ -13,13 +13,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 class FakePrompts:
     """A data set of `n` prompts as `PromptRows` reads it."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, name: str = "prompt") -> None:
         import datasets
 
         self.dataframe = datasets.Dataset.from_dict(
             {
                 "data_source": ["fake"] * n,
-                "prompt": [[{"role": "user", "content": f"prompt {i}"}] for i in range(n)],
+                "prompt": [[{"role": "user", "content": f"{name} {i}"}] for i in range(n)],
                 "reward_model": [{"style": "rule", "ground_truth": str(i)} for i in range(n)],
             }
         )
@@ -45,11 +45,40 @@ def fake_config(overrides: list[str] | tuple[str, ...] = ()) -> DictConfig:
     return config
 
 
+def _start_ray(tries: int = 10) -> None:
+    """Ray 2.60 gives its node half a minute to start, whatever the machine has to do besides."""
+    import ray
+
+    for left in reversed(range(tries)):
+        try:
+            ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, ignore_reinit_error=False)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if not left or "timed out during startup" not in str(error):
+                raise
+
+
+def collector_on(config: DictConfig, manager: Any, prompts: FakePrompts) -> Any:
+    """A connected `Collector` with rules of its own on a running cluster; `manager` runs its rounds."""
+    from verl_ext.training.collector import Collector
+    from verl_ext.training.prompts import PromptRows
+    from verl_ext.training.settings import check_config
+
+    settings, budget = check_config(config)
+    collector = Collector(settings, budget, PromptRows(prompts, config.data))
+    collector.connect(manager)
+    return collector
+
+
 @contextmanager
-def fake_run(config: DictConfig, prompts: int = 4096) -> Iterator[Any]:
+def fake_run(config: DictConfig, prompts: int = 4096, rewards: bool = False) -> Iterator[Any]:
     """A connected `Collector` on a Ray cluster of its own; `collector.sample(step)` runs the rounds of one step.
 
     Everything started here is ended on leaving.
+
+    Args:
+        rewards: verl's own reward workers score, by the configuration's reward; else the engine says what is right.
     """
     from verl_ext.platform import activate_cpu_platform
 
@@ -57,22 +86,21 @@ def fake_run(config: DictConfig, prompts: int = 4096) -> Iterator[Any]:
     import ray
     import transfer_queue as tq
 
-    from verl_ext.training.collector import Collector
     from verl_ext.training.fake_engine import FakeEngineManager
-    from verl_ext.training.prompts import PromptRows
-    from verl_ext.training.settings import check_config
 
-    settings, budget = check_config(config)
     with open_dict(config):
         config.transfer_queue.enable = True
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, ignore_reinit_error=False)
+    _start_ray()
     try:
         tq.init(config.transfer_queue)
         try:
-            manager = FakeEngineManager.create(config=config, llm_client=None)
-            collector = Collector(settings, budget, PromptRows(FakePrompts(prompts), config.data))
-            collector.connect(manager)
-            yield collector
+            handles = None
+            if rewards:
+                from verl.experimental.reward_loop import RewardLoopManager
+
+                handles = RewardLoopManager(config).reward_loop_worker_handles
+            manager = FakeEngineManager.create(config=config, llm_client=None, reward_loop_worker_handles=handles)
+            yield collector_on(config, manager, FakePrompts(prompts))
         finally:
             tq.close()
     finally:

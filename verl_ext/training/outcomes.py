@@ -26,6 +26,17 @@ class OutcomeError(ValueError):
     """A reward's value that cannot be read as correct or wrong."""
 
 
+def finite_or_none(score: Any) -> float | None:
+    """A score as a number; None where it is None, a text, NaN or infinite: not scored."""
+    if score is None or isinstance(score, str):
+        return None
+    try:
+        value = float(score)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
 def read_outcome(score: Any, extra: dict[str, Any] | None, rule: OutcomeRule) -> tuple[bool | None, float | None]:
     """(correct, score) of one rollout; (None, None) where it could not be scored.
 
@@ -34,13 +45,8 @@ def read_outcome(score: Any, extra: dict[str, Any] | None, rule: OutcomeRule) ->
     Raises:
         OutcomeError: the reward has no field `rule.key`, or its value is graded and `rule.threshold` is null.
     """
-    if score is None or isinstance(score, bool | str) and not isinstance(score, bool):
-        return None, None
-    try:
-        value = float(score)
-    except (TypeError, ValueError):
-        return None, None
-    if not math.isfinite(value):
+    value = finite_or_none(score)
+    if value is None:
         return None, None
 
     extra = extra or {}

@@ -1,88 +1,105 @@
-"""Checks of data and reward that need no cluster: first rows are read, an empty answer is scored, before Ray starts."""
+"""The reward, tried before Ray starts: it can be imported, and correctness can be read from what it returns."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-import os
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
+from verl_ext.checks.findings import deadline
+from verl_ext.rewards.math_verify import RewardSettingError
 from verl_ext.training.outcomes import OutcomeError, OutcomeRule, read_outcome
 from verl_ext.training.settings import AllocationSettings, SettingError
 
 logger = logging.getLogger(__name__)
 
-
-def first_row(config: DictConfig) -> dict[str, Any]:
-    """The first training row.
-
-    Raises:
-        SettingError: a file is missing or unreadable, too few rows, or a column that verl or the reward needs is
-            absent.
-    """
-    import pyarrow.parquet as pq
-
-    files = config.data.train_files
-    files = list(files) if isinstance(files, list | ListConfig) else [files]
-    total, row = 0, None
-    for path in files:
-        path = os.path.expanduser(str(path))
-        if not path.endswith(".parquet"):
-            logger.info("data.train_files: %s is not Parquet; its rows are checked when verl loads them", path)
-            return {}
-        if "://" in path:
-            logger.info("data.train_files: %s is remote; its rows are checked when verl loads them", path)
-            return {}
-        if not os.path.exists(path):
-            raise SettingError(f"data.train_files: {path} does not exist")
-        table = pq.ParquetFile(path)
-        needed = (config.data.get("prompt_key", "prompt"), "reward_model")
-        if missing := [name for name in needed if name not in table.schema_arrow.names]:
-            raise SettingError(
-                f"data.train_files: {path} has no column {missing[0]!r}; its columns are {table.schema_arrow.names}"
-            )
-        total += table.metadata.num_rows
-        if row is None and table.metadata.num_rows:
-            row = next(table.iter_batches(batch_size=1)).to_pylist()[0]
-    if total < config.data.train_batch_size:
-        raise SettingError(
-            f"data.train_files holds {total} prompts, fewer than data.train_batch_size={config.data.train_batch_size}"
-        )
-    return row
+ANSWER_S = 30.0
+"""Seconds after which a reward that is tried on one answer is given up."""
 
 
-def check_reward(config: DictConfig, settings: AllocationSettings, row: dict[str, Any]) -> None:
-    """Score an empty answer to the first prompt and see that correctness can be read from what comes back.
+def check_reward(config: DictConfig, settings: AllocationSettings | None, row: dict[str, Any] | None) -> str:
+    """Import the reward, score an empty answer to the first prompt, and read correctness from what comes back.
+
+    Args:
+        settings: None for verl's own trainer, which needs a score alone.
+        row: the first row of the training data; None where it could not be read: the reward is imported only.
+
+    Returns:
+        What was seen.
 
     Raises:
-        SettingError: the reward gives no outcome; names the keys seen.
+        SettingError: the reward cannot be imported, does not answer, or gives no outcome; names the keys seen.
     """
-    if config.reward.reward_model.enable or not row:
-        return
-    from verl.trainer.ppo.reward import get_custom_reward_fn
+    _check_manager(config)
+    if config.reward.reward_model.enable:
+        return "a reward model scores; it is not tried here"
     from verl.utils.reward_score import default_compute_score
 
-    compute_score = get_custom_reward_fn(config) or default_compute_score
+    custom = _custom(config)
+    compute_score, name = custom or default_compute_score, _name(config) if custom else "verl's default_compute_score"
+    if row is None:
+        return f"{name}: can be imported"
     if inspect.iscoroutinefunction(inspect.unwrap(compute_score)):
-        return
+        return f"{name}: can be imported; it is a coroutine, which is not tried here"
     try:
-        result = compute_score(
-            data_source=row.get("data_source"),
-            solution_str="",
-            ground_truth=(row.get("reward_model") or {}).get("ground_truth"),
-            extra_info=dict(row.get("extra_info") or {}),
-        )
+        with deadline(ANSWER_S, "the reward of an empty answer"):
+            result = compute_score(
+                data_source=row.get("data_source"),
+                solution_str="",
+                ground_truth=(row.get("reward_model") or {}).get("ground_truth"),
+                extra_info=dict(row.get("extra_info") or {}) | {"truncated": False},
+            )
     except NotImplementedError as error:
         raise SettingError(f"the reward of data_source={row.get('data_source')!r} is not known: {error}") from error
+    except RewardSettingError as error:
+        raise SettingError(str(error)) from error
+    except TimeoutError as error:
+        raise SettingError(f"reward.custom_reward_function: {error}") from error
     except Exception as error:
         logger.warning("the reward raised %r on an empty answer; such answers will be counted as not scored", error)
-        return
+        return f"{name}: raises {error!r} on an empty answer, which counts as not scored"
+    if settings is not None:
+        try:
+            _check_outcome(result, settings.outcome)
+        except OutcomeError as error:
+            raise SettingError(f"the reward gives no outcome: {error}") from error
+    return f"{name}: an empty answer scores {result!r}"
+
+
+def _check_manager(config: DictConfig) -> None:
+    from verl.trainer.ppo.reward import resolve_reward_manager_cls
+
+    manager = config.reward.reward_manager
     try:
-        _check_outcome(result, settings.outcome)
-    except OutcomeError as error:
-        raise SettingError(f"the reward gives no outcome: {error}") from error
+        resolve_reward_manager_cls(config)
+    except Exception as error:
+        from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+        raise SettingError(
+            f"reward.reward_manager.name={manager.name}: {' '.join(str(error).split())}; "
+            f"verl knows {', '.join(sorted(REWARD_MANAGER))}"
+        ) from error
+
+
+def _custom(config: DictConfig) -> Any:
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    try:
+        return get_custom_reward_fn(config)
+    except Exception as error:
+        said = " ".join(str(error.__cause__ or error).split())
+        function = config.reward.custom_reward_function
+        raise SettingError(
+            f"reward.custom_reward_function.path={function.path}, reward.custom_reward_function.name={function.name}: "
+            f"cannot be imported: {said}"
+        ) from error
+
+
+def _name(config: DictConfig) -> str:
+    function = config.reward.custom_reward_function
+    return f"{function.path} {function.name}"
 
 
 def _check_outcome(result: Any, rule: OutcomeRule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import Any
 
@@ -38,6 +39,8 @@ class PromptRows:
             first[key] = len(self.keys)
             self.keys.append(key)
             self.dataset_row.append(row)
+        self.digest = hashlib.blake2b("\n".join(self.keys).encode(), digest_size=8).hexdigest()
+        """Of all keys in their order: two data sets of one size differ in it."""
         self.duplicates = len(table) - len(self.keys)
         if self.duplicates:
             logger.warning(

@@ -11,13 +11,12 @@ the loop keeps no state), the reward call and the TransferQueue put (one of each
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from itertools import cycle
 from typing import Any
 
 import hydra
@@ -32,8 +31,12 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.training.llm_client import GroupLLMClient
 from verl_ext.training.logs import show_own_logs
-from verl_ext.training.outcomes import OutcomeError, OutcomeRule, read_outcome
-from verl_ext.training.trajectories import reward_batch, row_fields, row_key, row_tag
+from verl_ext.training.outcomes import OutcomeError, OutcomeRule, finite_or_none
+from verl_ext.training.reward_calls import RewardError, RewardWorkers, maker
+from verl_ext.training.round_errors import RoundError, storage_problem
+from verl_ext.training.sessions import PROGRESS, UNSCORED, GroupRequest, GroupRun, Progress, SessionReply, scored_reply
+from verl_ext.training.streaming import GroupStream, StreamingSessions
+from verl_ext.training.trajectories import reward_batch, row_fields
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
@@ -42,52 +45,13 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 _VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
 
 
-@dataclass(slots=True)
-class GroupRequest:
-    """The sessions asked of one group in one round, as it travels to a worker."""
-
-    uid: str
-    """The group; no underscore in it, since verl cuts keys at the first one."""
-
-    first: int
-    """Number of the first new session."""
-
-    n: int
-    """How many new sessions."""
-
-    prompt: dict[str, Any]
-    """The data set's fields of the prompt (raw_prompt, reward_model, data_source, ...)."""
-
-
-@dataclass(slots=True)
-class SessionReply:
-    """What a worker says about one session; its trajectory, where there is one, is in TransferQueue."""
-
-    uid: str
-    session: int
-    correct: bool | None = None
-    score: float | None = None
-    prompt_tokens: int = 0
-    response_tokens: int = 0
-    failed: bool = False
-    truncated: bool = False
-    min_version: int = 0
-    max_version: int = 0
-    rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """(key, tag) of the session's rows in TransferQueue; empty where it failed or could not be scored."""
-
-    error: str = ""
-    started_at: float = 0.0
-    """Wall clock at which the worker began its share of the round."""
-    scored_at: float = 0.0
-    """Wall clock at which the session was scored and stored."""
-
-
 class _InlineExecutor:
     """Stands for the event loop in verl's single-turn agent loop, which uses it for `run_in_executor` alone.
 
     verl hands the tokenisation of every prompt and answer to a thread; for hundreds of short ones the hand-over costs
     more than the work, and the threads contend with the event loop for the interpreter.
+
+    Replaces: verl.experimental.agent_loop.agent_loop.AgentLoopBase.loop (verl 0.9.1)
     """
 
     def run_in_executor(self, executor: None, function: Callable[[], Any]) -> asyncio.Future:
@@ -99,7 +63,7 @@ class _InlineExecutor:
         return future
 
 
-class AllocatedAgentLoopWorker(_VerlWorker):
+class AllocatedAgentLoopWorker(StreamingSessions, _VerlWorker):
     """verl's agent-loop worker with rounds beside its own generate_sequences (which validation goes on using)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -113,8 +77,11 @@ class AllocatedAgentLoopWorker(_VerlWorker):
         torch.set_num_threads(1)
         outcome = self.config.allocation.outcome
         self._outcome_rule = OutcomeRule(key=outcome.key, threshold=outcome.threshold)
-        self._reward_workers = cycle(self.reward_loop_worker_handles or [])
+        self.rewards = RewardWorkers(
+            list(self.reward_loop_worker_handles or []), maker(self.config), self.config.allocation.reward_deadline_s
+        )
         self._agent_loops: dict[str, Any] = {}
+        self._init_streaming()
 
     async def generate_round(
         self, groups: list[GroupRequest], global_steps: int, deadline_s: float
@@ -127,20 +94,23 @@ class AllocatedAgentLoopWorker(_VerlWorker):
             deadline_s: sessions still running after this many seconds are cancelled and reported as failed.
         """
         started_at = time.time()
-        rollout = self.config.actor_rollout_ref.rollout
-        sampling_params = {
-            "temperature": rollout.temperature,
-            "top_p": rollout.top_p,
-            "top_k": rollout.top_k,
-            "repetition_penalty": 1.0,
-            "logprobs": rollout.calculate_log_probs,
-        }
+        sampling_params = self._sampling_params()
         runs = (self._run_group(group, sampling_params, global_steps, deadline_s) for group in groups)
         replies = await asyncio.gather(*runs)
         for group_replies in replies:
             for reply in group_replies:
                 reply.started_at = started_at
         return [reply for group_replies in replies for reply in group_replies]
+
+    def _sampling_params(self) -> dict[str, Any]:
+        rollout = self.config.actor_rollout_ref.rollout
+        return {
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "top_k": rollout.top_k,
+            "repetition_penalty": 1.0,
+            "logprobs": rollout.calculate_log_probs,
+        }
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         """A prompt of validation, which verl submits and waits for: verl's keys and marks, scored and put by group."""
@@ -167,13 +137,18 @@ class AllocatedAgentLoopWorker(_VerlWorker):
         global_steps: int,
         deadline_s: float,
         partition: str = "train",
+        run: GroupRun | None = None,
     ) -> list[SessionReply]:
+        """Sessions, reward and storing of one group; through `run` another task can cut it off before it is stored."""
+        run = run or GroupRun(group)
         client = self.llm_client
+        overdue: set[asyncio.Task] = set()
         async with client.group(group.uid) if isinstance(client, GroupLLMClient) else nullcontext():
-            sessions = range(group.first, group.first + group.n)
-            run = self._run_session
-            tasks = {asyncio.create_task(run(group, s, sampling_params, global_steps)): s for s in sessions}
-            _, overdue = await asyncio.wait(tasks, timeout=deadline_s)
+            for session in range(group.first, group.first + group.n) if not run.aborted else ():
+                task = asyncio.create_task(self._counted_session(run, session, sampling_params, global_steps))
+                run.tasks[task] = session
+            if run.tasks:
+                _, overdue = await asyncio.wait(run.tasks, timeout=deadline_s)
             for task in overdue:
                 task.cancel()
             if overdue:
@@ -181,12 +156,16 @@ class AllocatedAgentLoopWorker(_VerlWorker):
 
         outputs: dict[int, list[AgentLoopOutput]] = {}
         replies: dict[int, SessionReply] = {}
-        for task, session in tasks.items():
+        for task, session in run.tasks.items():
+            if run.aborted and (not task.done() or task.cancelled() or task.exception() is not None):
+                continue  # run.progress has its tokens
             if task in overdue:
                 message = f"session {session} of group {group.uid} did not end within {deadline_s:g} s"
                 replies[session] = SessionReply(group.uid, session, failed=True, error=message)
                 logger.error("%s (allocation.deadline_s): cancelled", message)
             elif (error := task.exception()) is not None:
+                if isinstance(error, RoundError):
+                    raise error
                 replies[session] = SessionReply(group.uid, session, failed=True, error=repr(error))
                 logger.error("session %s of group %s failed", session, group.uid, exc_info=error)
             elif not task.result() or not task.result()[-1].response_ids:
@@ -194,12 +173,18 @@ class AllocatedAgentLoopWorker(_VerlWorker):
             else:
                 outputs[session] = task.result()
 
-        scores = await self._score(group, outputs, global_steps)
+        if not run.aborted:
+            until = time.monotonic() + deadline_s
+            run.scoring = asyncio.create_task(self._score(group, outputs, global_steps, until))
+            await asyncio.wait([run.scoring])
+        if run.aborted:
+            return run.aborted_replies(outputs)
+        scores = run.scoring.result()
         keys, rows, tags = [], [], []
         for session, session_outputs in outputs.items():
             rule = self._outcome_rule if partition == "train" else None
-            reply = _reply(group, session, session_outputs, scores[session], global_steps, rule)
-            reply.truncated = len(session_outputs[-1].response_ids) >= self.rollout_config.response_length
+            reply = scored_reply(group, session, session_outputs, scores[session], global_steps, rule)
+            reply.truncated = self._truncated(session_outputs)
             replies[session] = reply
             if reply.score is None:
                 continue
@@ -209,17 +194,37 @@ class AllocatedAgentLoopWorker(_VerlWorker):
                 tags.append(tag)
                 rows.append(row_fields(self, output, fields))
         if keys:
-            await tq.async_kv_batch_put(
-                keys=keys, fields=list_of_dict_to_tensordict(rows), tags=tags, partition_id=partition
-            )
+            fields = list_of_dict_to_tensordict(rows)
+            try:
+                await tq.async_kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id=partition)
+            except Exception as error:
+                raise RoundError(storage_problem(group.uid, len(keys), error)) from error
         now = time.time()
         for reply in replies.values():
             reply.scored_at = now
         return [replies[session] for session in sorted(replies)]
 
+    def _truncated(self, outputs: list[AgentLoopOutput]) -> bool:
+        return len(outputs[-1].response_ids) >= self.rollout_config.response_length
+
+    def _reward_fields(
+        self, group: GroupRequest, session: int, outputs: list[AgentLoopOutput], global_steps: int
+    ) -> dict[str, Any]:
+        """The prompt's fields for the reward: extra_info is a copy, and says whether the response was cut off."""
+        fields = self._prompt_fields(group, session, global_steps)
+        fields["extra_info"] = dict(fields.get("extra_info") or {}) | {"truncated": self._truncated(outputs)}
+        return fields
+
     def _prompt_fields(self, group: GroupRequest, session: int, global_steps: int) -> dict[str, Any]:
         fields = {k: v for k, v in group.prompt.items() if k not in ("agent_name", "__rollout_n__", "__do_sample__")}
         return fields | {"uid": group.uid, "session_id": session, "global_steps": global_steps}
+
+    async def _counted_session(
+        self, run: GroupRun, session: int, sampling_params: dict[str, Any], global_steps: int
+    ) -> list[AgentLoopOutput]:
+        run.progress[session] = Progress()
+        PROGRESS.set(run.progress[session])  # in this task's own context
+        return await self._run_session(run.group, session, sampling_params, global_steps)
 
     async def _run_session(
         self, group: GroupRequest, session: int, sampling_params: dict[str, Any], global_steps: int
@@ -253,9 +258,12 @@ class AllocatedAgentLoopWorker(_VerlWorker):
         return loop
 
     async def _score(
-        self, group: GroupRequest, outputs: dict[int, list[AgentLoopOutput]], global_steps: int
+        self, group: GroupRequest, outputs: dict[int, list[AgentLoopOutput]], global_steps: int, until: float
     ) -> dict[int, tuple[Any, dict[str, Any]]]:
-        """(score, reward_extra_info) a session; one reward call for the group, one a session if that call fails."""
+        """(score, reward_extra_info) a session; one reward call for the group, one a session if that call fails.
+
+        Answers whose reward raises, hangs, or cannot be had before `until` (monotonic clock) get None for a score.
+        """
         scores: dict[int, tuple[Any, dict[str, Any]]] = {}
         plain = []
         for session, session_outputs in outputs.items():
@@ -263,78 +271,60 @@ class AllocatedAgentLoopWorker(_VerlWorker):
             if final.reward_score is not None:
                 scores[session] = final.reward_score, final.extra_fields.get("reward_extra_info", {})
             elif len(session_outputs) > 1:
-                scores[session] = await self._score_alone(group, session, session_outputs, global_steps)
+                scores[session] = await self._score_alone(group, session, session_outputs, global_steps, until)
             else:
                 plain.append(session)
         if plain:
-            fields = [self._prompt_fields(group, session, global_steps) for session in plain]
+            fields = [self._reward_fields(group, session, outputs[session], global_steps) for session in plain]
             batch = reward_batch([outputs[session][-1] for session in plain], fields)
             try:
-                results = await next(self._reward_workers).compute_score_batch.remote(batch)
+                results = await self.rewards.call(lambda worker: worker.compute_score_batch.remote(batch))
                 for session, result in zip(plain, results, strict=True):
                     scores[session] = result["reward_score"], result.get("reward_extra_info", {})
-            except Exception as error:
-                # One answer's reward raised and took the batch with it: find out whose, keep the others.
+            except (TimeoutError, ray.exceptions.RayError) as error:
+                # One answer's reward raised or hung and took the batch with it: find out whose, keep the others.
                 logger.warning("scoring group %s at once failed (%r); scoring one by one", group.uid, error)
-                alone = [self._score_alone(group, s, outputs[s], global_steps) for s in plain]
+                apart = not isinstance(error, ray.exceptions.RayTaskError)
+                alone = [self._score_alone(group, s, outputs[s], global_steps, until, apart) for s in plain]
                 scores.update(zip(plain, await asyncio.gather(*alone), strict=True))
-        return scores
+        return {session: (finite_or_none(score), extra) for session, (score, extra) in scores.items()}
 
     async def _score_alone(
-        self, group: GroupRequest, session: int, outputs: list[AgentLoopOutput], global_steps: int
+        self,
+        group: GroupRequest,
+        session: int,
+        outputs: list[AgentLoopOutput],
+        global_steps: int,
+        until: float,
+        apart: bool = False,
     ) -> tuple[Any, dict[str, Any]]:
-        fields = self._prompt_fields(group, session, global_steps)
-        fields["extra_info"] = dict(fields.get("extra_info") or {})
+        """One answer's (score, reward_extra_info), by verl's own code, which sends a session's outputs together.
+
+        Args:
+            apart: on a worker where nothing else is scored meanwhile.
+        """
+        fields = self._reward_fields(group, session, outputs, global_steps)
+        whose = f"session {session} of group {group.uid}"
+
+        async def ask(worker: Any) -> tuple[Any, dict[str, Any]]:
+            asking, final = copy.copy(self), copy.copy(outputs[-1])
+            asking.reward_loop_worker_handles = [worker]
+            extra_info = dict(fields.get("extra_info") or {})
+            await asking._compute_score([*outputs[:-1], final], kwargs=fields | {"extra_info": extra_info})
+            return final.reward_score, final.extra_fields.get("reward_extra_info", {})
+
         try:
-            await self._compute_score(outputs, kwargs=fields)
-        except Exception as error:
-            logger.error("the reward of session %s of group %s raised: not scored", session, group.uid, exc_info=error)
-            return None, {}
-        return outputs[-1].reward_score, outputs[-1].extra_fields.get("reward_extra_info", {})
-
-
-def _reply(
-    group: GroupRequest,
-    session: int,
-    outputs: list[AgentLoopOutput],
-    scored: tuple[Any, dict[str, Any]],
-    global_steps: int,
-    rule: OutcomeRule | None,
-) -> SessionReply:
-    """The reply about a session that ran, with keys and tags of its rows; without rows where it could not be scored.
-
-    Without a rule (validation) the score is taken as it is.
-    """
-    correct, score = read_outcome(*scored, rule) if rule is not None else (None, scored[0])
-    versions = [
-        version
-        for output in outputs
-        for name in ("min_global_steps", "max_global_steps")
-        if (version := output.extra_fields.get(name)) is not None
-    ] or [global_steps - 1]
-    reply = SessionReply(
-        group.uid,
-        session,
-        correct=correct,
-        score=score,
-        prompt_tokens=len(outputs[0].prompt_ids),
-        response_tokens=sum(len(output.response_ids) for output in outputs),
-        min_version=min(versions),
-        max_version=max(versions),
-    )
-    if score is None:
-        return reply
-    for index, output in enumerate(outputs):
-        output.reward_score = score
-        output.extra_fields["reward_extra_info"] = scored[1]
-        lengths = len(output.prompt_ids), len(output.response_ids)
-        own_versions = output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")
-        reply.rows.append((row_key(group.uid, session, index), row_tag(*lengths, global_steps, *own_versions)))
-    return reply
-
-
-class RoundError(RuntimeError):
-    """A round of rollouts that could not be completed; says which workers and groups."""
+            if not apart:
+                try:
+                    return await self.rewards.call(ask)
+                except ray.exceptions.RayTaskError:
+                    raise
+                except (TimeoutError, ray.exceptions.RayActorError):
+                    pass
+            return await self.rewards.call_apart(ask, until, whose) or (None, {UNSCORED: "hung"})
+        except ray.exceptions.RayError as error:
+            logger.error("the reward of %s raised: not scored", whose, exc_info=error)
+            return None, {UNSCORED: "raised"}
 
 
 class AllocatedAgentLoopManager(AgentLoopManagerTQ):
@@ -345,6 +335,19 @@ class AllocatedAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(self.worker_class)
+        self._stream: GroupStream | None = None
+
+    @property
+    def stream(self) -> GroupStream:
+        """Groups in flight on the workers: one for all who use them, since what is complete is told once."""
+        if self._stream is None:
+            self._stream = GroupStream(self.agent_loop_workers)
+        return self._stream
+
+    def answers_within(self, deadline_s: float) -> float:
+        """Seconds after which a group that has not come back never will."""
+        # Generating and scoring have deadline_s each; the last answer's reward may begin just before the end.
+        return 2 * deadline_s + self.config.allocation.reward_deadline_s + 60.0
 
     def generate_round(
         self, groups: list[GroupRequest], global_steps: int, deadline_s: float
@@ -352,7 +355,9 @@ class AllocatedAgentLoopManager(AgentLoopManagerTQ):
         """One synchronous round: a share of the groups to each worker, all replies back.
 
         Raises:
-            RoundError: a worker died, or did not answer within the deadline and a grace of a minute.
+            RoundError: a worker or a server died, a worker did not answer within the deadlines of generating and
+                scoring and a minute more, TransferQueue is full, or no session at all of two groups or more came back.
+            RewardError: the reward does not answer at all.
             OutcomeError: the reward's answer cannot be read as correct or wrong.
         """
         workers = self.agent_loop_workers
@@ -367,20 +372,26 @@ class AllocatedAgentLoopManager(AgentLoopManagerTQ):
             for worker, share in zip(workers, shares, strict=True)
             if share
         }
-        grace_s = 60.0
-        _, late = ray.wait(list(calls), num_returns=len(calls), timeout=deadline_s + grace_s)
+        most_s = self.answers_within(deadline_s)
+        _, late = ray.wait(list(calls), num_returns=len(calls), timeout=most_s)
         if late:
             stuck = [group.uid for call in late for group in calls[call]]
             raise RoundError(
-                f"{len(late)} of {len(calls)} rollout workers did not answer within allocation.deadline_s="
-                f"{deadline_s:g} s and {grace_s:g} s more; groups waiting: {', '.join(stuck[:10])}"
+                f"{len(late)} of {len(calls)} rollout workers did not answer within {most_s:g} s (twice "
+                f"allocation.deadline_s={deadline_s:g} s, and some more); groups waiting: {', '.join(stuck[:10])}"
                 + (f" and {len(stuck) - 10} more" if len(stuck) > 10 else "")
             )
         try:
-            return [reply for call in calls for reply in ray.get(call)]
+            replies = [reply for call in calls for reply in ray.get(call)]
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, OutcomeError):
+            if isinstance(error.cause, OutcomeError | RewardError | RoundError):
                 raise error.cause from error
             raise
         except ray.exceptions.RayActorError as error:
             raise RoundError(f"a rollout worker died in a round of {len(groups)} groups: {error}") from error
+        if len(groups) > 1 and all(reply.failed for reply in replies):
+            raise RoundError(
+                f"none of the {len(replies)} sessions of a round of {len(groups)} groups came back: the first said "
+                f"{replies[0].error}"
+            )
+        return replies

@@ -6,15 +6,21 @@ Everything here runs before Ray starts. An error names the setting, the value se
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.allocation import SettingError as RuleSettingError
 from verl_ext.allocation import check_composition, make_allocator, make_downsampler, make_selector
 from verl_ext.allocation.statistics import normalised_over
+from verl_ext.allocation.streaming import check_streaming
 from verl_ext.training.batch import StepBudget
+from verl_ext.training.numbers import number_problems
 from verl_ext.training.outcomes import OutcomeRule
+
+T = TypeVar("T")
 
 MODE = "allocated"
 DEFAULT_BUDGET_FACTOR = 6
@@ -22,7 +28,11 @@ UNGROUPED_ESTIMATORS = ("gae", "reinforce_plus_plus")
 
 
 class SettingError(ValueError):
-    """A setting that cannot be, or two that contradict each other."""
+    """Settings that cannot be, or that contradict each other: one message a problem."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 @dataclass(frozen=True)
@@ -59,14 +69,25 @@ class AllocationSettings:
     outcome: OutcomeRule = field(default_factory=OutcomeRule)
     """How correctness is read from the reward."""
 
+    rounds: str = "barrier"
+    """barrier: whole rounds; streaming: a prompt's next request leaves as soon as its own rollouts are scored, and what
+    is undecided when the batch is full is aborted."""
+
     max_rounds: int = 8
-    """Rounds a step may take; every rule ends within them, short if need be."""
+    """Rounds a step may take (streaming: requests of one prompt); every rule ends within them, short if need be."""
 
     seed: int = 0
     """Seed of all of the rules' randomness; with the data seed it makes a run's decisions repeatable."""
 
     deadline_s: float = 3600.0
     """Seconds after which a session that has not ended is cancelled and counted as failed."""
+
+    reward_deadline_s: float = 300.0
+    """Seconds for the reward of a group's answers, and of an answer alone: one that takes longer is not scored, and the
+    reward worker that it hangs in is replaced."""
+
+    all_zero_steps: int | None = 3
+    """Steps in a row without a right answer after which the run warns, with two sample answers; null never warns."""
 
     record: str | None = None
     """Folder that every outcome is recorded in (Parquet, a file a step, never the text); null records nothing."""
@@ -75,17 +96,34 @@ class AllocationSettings:
     """strict: a saved state that does not fit this run is an error; fresh: start the rules anew beside the weights."""
 
     def __post_init__(self) -> None:
-        _positive_int("allocation.max_rounds", self.max_rounds)
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise SettingError(f"allocation.seed={self.seed!r}: a non-negative whole number is accepted")
-        if not self.deadline_s > 0:
-            raise SettingError(f"allocation.deadline_s={self.deadline_s!r}: a positive number of seconds is accepted")
+        problems: list[str] = []
+        sizes = {"max_rounds": self.max_rounds} | {
+            f"stop.{name}": value
+            for name in ("groups", "rollouts", "run_rollouts")
+            if (value := getattr(self.stop, name)) is not None
+        }
+        for name, value in sizes.items():
+            _attempt(problems, _positive_int, f"allocation.{name}", value)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            problems.append(f"allocation.seed={self.seed!r}: a non-negative whole number is accepted")
+        for name, seconds in (("deadline_s", self.deadline_s), ("reward_deadline_s", self.reward_deadline_s)):
+            if not _is_number(seconds) or not seconds > 0:
+                problems.append(f"allocation.{name}={seconds!r}: a positive number of seconds is accepted")
+        if self.all_zero_steps is not None:
+            _attempt(problems, _positive_int, "allocation.all_zero_steps", self.all_zero_steps)
+        if self.rounds not in ("barrier", "streaming"):
+            problems.append(f"allocation.rounds={self.rounds!r}: accepted are barrier, streaming")
         if self.resume not in ("strict", "fresh"):
-            raise SettingError(f"allocation.resume={self.resume!r}: accepted are strict, fresh")
-        for name, value in (("groups", self.stop.groups), ("rollouts", self.stop.rollouts),
-                            ("run_rollouts", self.stop.run_rollouts)):  # fmt: skip
-            if value is not None:
-                _positive_int(f"allocation.stop.{name}", value)
+            problems.append(f"allocation.resume={self.resume!r}: accepted are strict, fresh")
+        if self.record is not None and not isinstance(self.record, str):
+            problems.append(f"allocation.record={self.record!r}: null or a folder's path is accepted")
+        if not isinstance(self.outcome.key, str) or not self.outcome.key:
+            said = "the name of a field of the reward's dictionary is accepted"
+            problems.append(f"allocation.outcome.key={self.outcome.key!r}: {said}")
+        if self.outcome.threshold is not None and not _is_number(self.outcome.threshold):
+            problems.append(f"allocation.outcome.threshold={self.outcome.threshold!r}: null or a number is accepted")
+        if problems:
+            raise SettingError(*problems)
 
     @classmethod
     def from_config(cls, config: DictConfig) -> AllocationSettings:
@@ -111,10 +149,26 @@ class AllocationSettings:
 
 
 def _typed(cls: type, raw: dict[str, Any] | None, name: str) -> Any:
-    raw = raw or {}
+    if not isinstance(raw := {} if raw is None else raw, dict):
+        raise SettingError(f"{name}={raw!r}: accepted are {', '.join(cls.__dataclass_fields__)} under it")
     if unknown := sorted(set(raw) - set(cls.__dataclass_fields__)):
         raise SettingError(f"{name}.{unknown[0]}: unknown setting; known are {', '.join(cls.__dataclass_fields__)}")
     return cls(**raw)
+
+
+def _attempt(problems: list[str], check: Callable[..., T], *args: Any) -> T | None:
+    """Make a check; what it refuses is noted, so that the checks after it are made too."""
+    try:
+        return check(*args)
+    except SettingError as error:
+        problems += error.problems
+    except RuleSettingError as error:
+        problems.append(str(error))
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _positive_int(name: str, value: Any) -> None:
@@ -185,7 +239,11 @@ def rows_multiple(config: DictConfig, use_critic: bool, use_reference: bool) -> 
 
 
 def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
-    """All checks that need no cluster: contradictions between `allocation` and verl's settings are refused by name."""
+    """Contradictions between `allocation` and verl's settings, by name.
+
+    Raises:
+        SettingError: all that are independent of each other, not the first only.
+    """
     mode = config.trainer.v1.trainer_mode
     if not config.trainer.use_v1:
         raise SettingError("trainer.use_v1=False: allocation works in verl's V1 trainer only")
@@ -194,43 +252,90 @@ def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
             f"trainer.v1.trainer_mode={mode}: allocation decides in rounds within a step and is not available in it; "
             f"accepted is {MODE} (or start verl's own python -m verl.trainer.main_ppo)"
         )
-    settings = AllocationSettings.from_config(config)
-    check_composition(settings.make_selector(), settings.make_allocator(), settings.make_downsampler())
-    budget = resolve_budget(config, settings)
+    problems = number_problems(config)
+    numbers_fit = not problems
+    budget = None
+    settings = _attempt(problems, AllocationSettings.from_config, config)
+    rules = [_attempt(problems, _make_rule, config, *part) for part in _PARTS] if config.get("allocation") else [None]
+    if all(rule is not None for rule in rules):
+        _attempt(problems, check_composition, *rules)
+        if settings is not None:
+            _attempt(problems, _check_rounds, config, settings, rules[1])
+            _attempt(problems, _check_rules, config, settings)
+            if numbers_fit:
+                budget = _attempt(problems, resolve_budget, config, settings)
+    problems += _unsupported(config)
+    if budget is not None:
+        _attempt(problems, _check_storage, config, settings, budget)
+    if problems:
+        raise SettingError(*problems)
+    return settings, budget
 
+
+_PARTS = (("selector", make_selector), ("allocator", make_allocator), ("downsampler", make_downsampler))
+
+
+def _make_rule(config: DictConfig, part: str, make: Callable[..., Any]) -> Any:
+    rule = config.allocation.get(part)
+    if not isinstance(rule, DictConfig) or "name" not in rule:
+        raise SettingError(f"allocation.{part}={rule!r}: names no rule; choose allocation/{part}=...")
+    return make(**OmegaConf.to_container(rule, resolve=True))
+
+
+def _check_rounds(config: DictConfig, settings: AllocationSettings, allocator: Any) -> None:
+    if settings.rounds == "streaming":
+        check_streaming(allocator)
+        if (engine := config.actor_rollout_ref.rollout.name) != "vllm":
+            raise SettingError(
+                f"allocation.rounds=streaming with actor_rollout_ref.rollout.name={engine}: single requests can be "
+                "aborted in vllm only; accepted is vllm, or allocation.rounds=barrier"
+            )
+    if settings.max_rounds < allocator.least_rounds:
+        raise SettingError(
+            f"allocation.max_rounds={settings.max_rounds}: at least {allocator.least_rounds} is accepted with "
+            f"allocation.allocator.name={settings.allocator['name']}, which asks again after it has seen outcomes"
+        )
+
+
+def _unsupported(config: DictConfig) -> list[str]:
+    """What verl can do, but not together with rounds within a step."""
+    problems = []
     reward_model = config.reward.reward_model
     if reward_model.enable and not reward_model.enable_resource_pool:
-        raise SettingError(
+        problems.append(
             "reward.reward_model.enable=True without reward.reward_model.enable_resource_pool: a colocated reward "
             "model scores after sampling, so no rule would see an outcome; use a rule-based reward or a resource pool"
         )
     filter_groups = config.algorithm.get("filter_groups")
     if filter_groups is not None and filter_groups.enable:
-        raise SettingError(
+        problems.append(
             "algorithm.filter_groups.enable=True: filtering is the allocator's work here; "
             "choose allocation/allocator=dynamic_sampling"
         )
     if config.trainer.v1.sampler.get("custom_sampler") and config.trainer.v1.sampler.custom_sampler.get("path"):
-        raise SettingError("trainer.v1.sampler.custom_sampler.path is set: allocation brings its own sampler")
+        problems.append("trainer.v1.sampler.custom_sampler.path is set: allocation brings its own sampler")
     if config.get("distillation") is not None and config.distillation.get("enabled", False):
-        raise SettingError("distillation.enabled=True: on-policy distillation is not supported with allocation")
+        problems.append("distillation.enabled=True: on-policy distillation is not supported with allocation")
     if config.algorithm.adv_estimator in ("remax",):
-        raise SettingError(
+        problems.append(
             f"algorithm.adv_estimator={config.algorithm.adv_estimator}: needs a greedy rollout a prompt, "
             f"which no rule issues; accepted are grpo, rloo, reinforce_plus_plus, gae and their kin"
         )
-    _check_rules(config, settings)
+    return problems
+
+
+def _check_storage(config: DictConfig, settings: AllocationSettings, budget: StepBudget) -> None:
     capacity = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.total_storage_size")
-    if capacity is not None and OmegaConf.select(config, "transfer_queue.backend.storage_backend") == "SimpleStorage":
-        # Padding rows and a validation pass share the storage with the step's rollouts.
-        waiting = settings.make_allocator().most_waiting(budget.prompts)
-        needed = budget.rollouts + waiting + budget.ranks * budget.mini_batches
-        if needed > capacity:
-            raise SettingError(
-                f"transfer_queue.backend.SimpleStorage.total_storage_size={capacity} is too small for up to {needed} "
-                f"rows (allocation.stop.rollouts={budget.rollouts}, {waiting} waiting between steps, and padding)"
-            )
-    return settings, budget
+    if capacity is None or OmegaConf.select(config, "transfer_queue.backend.storage_backend") != "SimpleStorage":
+        return
+    # Padding rows and a validation pass share the storage with the step's rollouts.
+    waiting = settings.make_allocator().most_waiting(budget.prompts)
+    needed = budget.rollouts + waiting + budget.ranks * budget.mini_batches
+    if needed > capacity:
+        raise SettingError(
+            f"transfer_queue.backend.SimpleStorage.total_storage_size={capacity} is too small for up to {needed} "
+            f"rows (allocation.stop.rollouts={budget.rollouts}, {waiting} waiting between steps, and padding)"
+        )
 
 
 def _check_rules(config: DictConfig, settings: AllocationSettings) -> None:

@@ -2,27 +2,73 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ray
 from omegaconf import DictConfig, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1
 
+from verl_ext.masking import masked
 from verl_ext.training import trainer  # noqa: F401  (registers the trainer mode in this process)
 from verl_ext.training.logs import show_own_logs
 from verl_ext.training.rollout_worker import AllocatedAgentLoopManager
 
 _VerlTaskRunner = TaskRunnerV1.__ray_metadata__.modified_class.__ray_actor_class__
 
+_MARK = "_verl_ext_masks"
 MANAGER = f"{AllocatedAgentLoopManager.__module__}.{AllocatedAgentLoopManager.__name__}"
 
 
-class AllocatedTaskRunner(_VerlTaskRunner):
-    """Names our agent-loop manager unless the user named one."""
+def hide_credentials() -> None:
+    """verl logs the whole configuration, credentials included, to the driver's output and to W&B and its like; here
+    they are masked.
+
+    The task runner prints it by the first, and gives it to every logging service by the second.
+
+    Replaces: verl.trainer.main_ppo.pprint (verl 0.9.1)
+    Replaces: verl.trainer.ppo.v1.trainer_base.Tracking (verl 0.9.1)
+    """
+    from verl.trainer import main_ppo
+    from verl.trainer.ppo.v1 import trainer_base
+
+    printed, tracking = main_ppo.pprint, trainer_base.Tracking
+    if hasattr(tracking, _MARK):
+        return
+
+    def pprint(value: Any, *args: Any, **kwargs: Any) -> None:
+        printed(masked(value), *args, **kwargs)
+
+    class Tracking(tracking):
+        def __init__(self, *args: Any, config: Any = None, **kwargs: Any) -> None:
+            shown = masked(config)
+            # Not shown, but used: the proxy that W&B is reached through may need its password.
+            if proxy := (config or {}).get("trainer", {}).get("wandb_proxy"):
+                shown["trainer"]["wandb_proxy"] = proxy
+            super().__init__(*args, config=shown, **kwargs)
+
+    setattr(Tracking, _MARK, True)
+    main_ppo.pprint, trainer_base.Tracking = pprint, Tracking
+
+
+class CarefulTaskRunner(_VerlTaskRunner):
+    """verl's own task runner, which logs no credentials."""
 
     def run(self, config: DictConfig) -> None:
+        """Nothing of a run's configuration that is a credential is logged."""
+        hide_credentials()
+        super().run(config)
+
+
+class AllocatedTaskRunner(CarefulTaskRunner):
+    """Runs the mode `allocated`: with our agent-loop manager unless the user named one."""
+
+    def run(self, config: DictConfig) -> None:
+        """The package's own log is shown in this process."""
         show_own_logs()
         super().run(config)
 
     def init_agent_loop_manager(self) -> None:
+        """Our manager, whose workers can run rounds."""
         agent = self.config.actor_rollout_ref.rollout.agent
         if not agent.get("agent_loop_manager_class"):
             with open_dict(agent):
@@ -31,3 +77,4 @@ class AllocatedTaskRunner(_VerlTaskRunner):
 
 
 AllocatedTaskRunnerActor = ray.remote(AllocatedTaskRunner)
+VerlTaskRunnerActor = ray.remote(CarefulTaskRunner)

@@ -26,12 +26,14 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
 from verl_ext.allocation.statistics import normalised_over
+from verl_ext.training import tracker
 from verl_ext.training.batch import spread_padding
 from verl_ext.training.collector import Collector, NoUpdate
 from verl_ext.training.group_advantage import group_advantages
 from verl_ext.training.prompts import PromptRows
 from verl_ext.training.run_folder import RunFolder
 from verl_ext.training.settings import MODE, check_config, rows_multiple
+from verl_ext.training.stopping import StopRequest
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
@@ -51,6 +53,7 @@ class AllocatedReplayBuffer(ReplayBuffer):
     collector: Collector | None = None
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """A training sample runs the rounds of one step; validation's is verl's own."""
         if partition_id != "train":
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         return self.collector.sample(global_steps)
@@ -67,10 +70,13 @@ class PPOTrainerAllocated(PPOTrainerSync):
         self.trainer_mode = "sync"
         self.run_folder = RunFolder(config.trainer.default_local_dir, config)
         self.collector: Collector | None = None
+        self.stopped = False
+        """Ended by SIGTERM before its last step."""
 
     # ------------------------------------------------ where batches come from
 
     def _build_replay_buffer(self) -> ReplayBuffer:
+        """A training batch is what the rounds of the step give; validation goes on polling, but often."""
         sampler = self.config.trainer.v1.sampler
         return AllocatedReplayBuffer(
             trainer_mode="sync",
@@ -83,6 +89,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         )
 
     def _init_dataloader(self) -> None:
+        """The pool of prompts is made of verl's data set, and the steps that its epochs allow are counted."""
         super()._init_dataloader()
         if self.steps_per_epoch == 0:
             raise ValueError(
@@ -109,7 +116,9 @@ class PPOTrainerAllocated(PPOTrainerSync):
         logger.info("allocation: %s", self.budget.describe())
 
     def fit(self, agent_loop_manager: Any) -> None:
+        """The rules are given the rollout workers, and the run's files are cut back to the step it is resumed from."""
         self.collector.connect(agent_loop_manager)
+        tracker.point_at(self.run_folder.path, self.global_steps)
         self.run_folder.keep_until(self.global_steps)
         if self.collector.spent:  # resumed after its end
             self.total_training_steps = self.global_steps
@@ -117,6 +126,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         super().fit(agent_loop_manager)
 
     def on_validate_begin(self) -> None:
+        """verl's file logger empties metrics.jsonl when it opens it: what a resumed run had logged is given back."""
         super().on_validate_begin()
         self.run_folder.restore_metrics(self.logger)
 
@@ -136,8 +146,11 @@ class PPOTrainerAllocated(PPOTrainerSync):
         return super()._val_metrics_update(data_sources, sample_uids, infos, sample_turns, expected_acc_counts)
 
     def on_train_begin(self) -> None:
+        """As `on_validate_begin`, for runs that do not validate first."""
         super().on_train_begin()
         self.run_folder.restore_metrics(self.logger)
+        self.stop_request = StopRequest()
+        self.stop_request.look_out()
 
     def prepare_step(self) -> dict[str, Any]:
         """Nothing is sent ahead: the rules ask for what they need when the step samples."""
@@ -146,16 +159,29 @@ class PPOTrainerAllocated(PPOTrainerSync):
     # ------------------------------------------------ a step, also one without an update
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        """After a step the ledger is written, and the run may be found to end with it."""
         batch = super().step(metrics, timing_raw)
-        if self.collector.spent:
-            # verl asked before the step whether it is the last: have it saved and validated all the same.
-            self.total_training_steps = self.global_steps
-            for name in ("save_freq", "test_freq"):
-                if self.config.trainer[name] > 0:
-                    self.config.trainer[name] = 1
+        # Before a save, so that a run resumed from it has the line of its step too.
+        self.run_folder.add_ledger_line(self.collector.ledger_record)
+        self.stopped = self.stop_request.asked and self.global_steps < self.total_training_steps
+        if self.stopped or self.collector.spent:
+            self._make_this_step_the_last()
         return batch
 
+    def _make_this_step_the_last(self) -> None:
+        """verl asked before the step whether it is the last: have it saved, and validated unless time is short."""
+        self.total_training_steps = self.global_steps
+        trainer = self.config.trainer
+        if trainer.save_freq > 0:
+            trainer.save_freq = 1
+        if trainer.test_freq > 0:
+            trainer.test_freq = -1 if self.stopped else 1
+        if self.stopped:
+            saved = "saved" if trainer.save_freq > 0 else "not saved (trainer.save_freq=-1)"
+            logger.warning("SIGTERM: the run ends after step %d, %s", self.global_steps, saved)
+
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
+        """A step whose rounds left too little to train on makes no update, and ends like any other."""
         try:
             return super()._step_once(metrics, timing_raw, sample_batch_size)
         except NoUpdate as skipped:
@@ -168,14 +194,16 @@ class PPOTrainerAllocated(PPOTrainerSync):
             return KVBatchMeta(partition_id="train", **marker)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
+        """A step without an update has few metrics; every step has its progress line."""
         if not _is_skipped(batch):
             super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         else:
             metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
             metrics.update({f"timing_s/{name}": seconds for name, seconds in timing_raw.items()})
-        self.run_folder.end_step(self.collector.ledger_record, metrics, global_steps, self.total_training_steps)
+        self.run_folder.end_step(metrics, global_steps, self.total_training_steps, self.stopped)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict, rollout_data_dir: str) -> None:
+        """A step without an update has no rows to log."""
         if not _is_skipped(batch):
             super()._log_rollout_data(batch, timing_raw, rollout_data_dir)
 
@@ -185,9 +213,11 @@ class PPOTrainerAllocated(PPOTrainerSync):
         return self.config.data.train_batch_size // self.config.critic.ppo_mini_batch_size
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Rows are padded to ranks x mini-batches, not to a number of whole groups."""
         return dp_size * rows_multiple(self.config, self.use_critic, self.use_reference_policy)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, logging_prefix="global_seqlen", keep_minibatch=False):
+        """Padding is spread, so that no mini-batch consists of padding alone, and its share is logged."""
         rows = len(batch)
         batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
@@ -203,6 +233,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Where a rule says so, GRPO's mean and deviation are those of the whole group, not of the rows kept."""
         batch = super()._compute_advantage(batch, metrics)
         if normalised_over(self.collector.allocator, self.collector.downsampler) == "group":
             divide = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
@@ -249,12 +280,16 @@ class PPOTrainerAllocated(PPOTrainerSync):
     # ------------------------------------------------ state
 
     def _save_checkpoint(self) -> None:
+        """The rules' state is saved beside the weights, whole before verl's tracker file makes the folder count."""
         # verl ends its save by writing the tracker file that makes the folder count: ours must be whole before.
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         self.collector.save(os.path.join(folder, "allocation"))
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
+        """The rules' state is restored beside the weights."""
+        if self.config.trainer.resume_mode == "auto":
+            tracker.mend(self.run_folder.path)
         super()._load_checkpoint()
         if self.global_steps == 0:
             return

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from tensordict import TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.allocation.state import StateError, check_keys
+from verl_ext.files import UnsafePathError, inside, private_folder, write_whole
 
 Row = tuple[str, dict[str, Any]]
 """Key and tag of a row in TransferQueue."""
@@ -77,13 +76,7 @@ def save_rows(
         ) from error
     payload = save(tensors)
     file = f"waiting-{hashlib.blake2b(payload, digest_size=8).hexdigest()}.safetensors"
-    os.makedirs(folder, exist_ok=True)
-    temporary = Path(folder, file + ".tmp")
-    with open(temporary, "wb") as out:
-        out.write(payload)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, Path(folder, file))
+    write_whole(private_folder(folder) / file, payload, private=True)
     return {"rows": state_rows, "file": file}
 
 
@@ -108,7 +101,9 @@ def load_rows(
     if not state["rows"]:
         return []
     try:
-        payload = Path(folder, os.path.basename(state["file"])).read_bytes()
+        payload = inside(folder, state["file"]).read_bytes()
+    except UnsafePathError as error:
+        raise StateError(f"the waiting rollouts' file: {error}") from error
     except OSError as error:
         raise StateError(f"the waiting rollouts' file is missing: {error}") from error
     if f"waiting-{hashlib.blake2b(payload, digest_size=8).hexdigest()}.safetensors" != state["file"]:

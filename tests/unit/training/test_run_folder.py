@@ -20,7 +20,8 @@ def test_a_resume_cuts_both_files_back_and_keeps_what_came_before(tmp_path, monk
     config = OmegaConf.create({"x": 1, "y": "${x}"})
     folder = RunFolder(str(tmp_path), config)
     for step in (1, 2, 3):
-        folder.end_step({"step": step, "issued": 8}, {}, step, 3)
+        folder.add_ledger_line({"step": step, "issued": 8})
+        folder.end_step({}, step, 3)
     written = [{"step": step, "data": {"a": step}} for step in (0, 1, 2, 3)]
     cut_off = '{"step": 3, "da'
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written) + cut_off)
@@ -28,11 +29,15 @@ def test_a_resume_cuts_both_files_back_and_keeps_what_came_before(tmp_path, monk
     resumed = RunFolder(str(tmp_path), config)
     resumed.keep_until(2)
     assert [line["step"] for line in lines(tmp_path / "ledger.jsonl")] == [1, 2]
-    file = SimpleNamespace(fp=io.BytesIO())
-    tracking = SimpleNamespace(logger={"file": file})
-    resumed.restore_metrics(tracking)
-    resumed.restore_metrics(tracking)
-    assert [json.loads(line) for line in file.fp.getvalue().splitlines()] == written[:3]
+    open(tmp_path / "metrics.jsonl", "wb").close()  # as verl's logger does
+    again = RunFolder(str(tmp_path), config)  # killed there and then, and resumed
+    again.keep_until(2)
+    with open(tmp_path / "metrics.jsonl", "wb", buffering=0) as file:
+        tracking = SimpleNamespace(logger={"file": SimpleNamespace(fp=file)})
+        again.restore_metrics(tracking)
+        again.restore_metrics(tracking)
+    assert lines(tmp_path / "metrics.jsonl") == written[:3]
+    assert not (tmp_path / "metrics.jsonl.kept").exists()
     assert OmegaConf.load(tmp_path / "config.yaml").y == 1
 
 
@@ -69,10 +74,12 @@ def test_versions_and_machine_are_noted_and_the_step_the_run_ended_at(tmp_path, 
         return read_run(tmp_path)
 
     done = 6
-    folder.end_step({"step": 6}, {}, 6, 30)
+    folder.end_step({}, 6, 30)
     assert not read().ended
     done = 7
-    folder.end_step({"step": 7}, {}, 7, 7)  # the run's rollouts are spent at step 7 of 30
+    folder.end_step({}, 7, 7, stopped=True)
+    assert not read().ended, "a run that was told to stop can be resumed"
+    folder.end_step({}, 7, 7)  # the run's rollouts are spent at step 7 of 30
     assert read().ended and read().about["ended_at_step"] == 7
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(RunError, match="run.json"):

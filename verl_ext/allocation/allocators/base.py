@@ -29,7 +29,8 @@ class Allocator:
     """Asks and decides. Subclass, set ``Settings``, register a name.
 
     A step is: ``begin_step``; then rounds of ``ask`` and ``tell``, until ``ask`` returns nothing or the rounds are
-    used up; then ``finish``. A group has no more than one request in a round.
+    used up; then ``finish``. A group has no more than one request in a round. With ``rounds: streaming`` there are no
+    rounds: ``ask`` comes again after every group whose request is complete, the others being in flight.
     """
 
     Settings: type = AllocatorSettings
@@ -48,6 +49,19 @@ class Allocator:
         groups vary in size, less where some of a group's rollouts are never trained on."""
         return self.group_size
 
+    @property
+    def least_rounds(self) -> int:
+        """Fewest rounds a step needs; `allocation.max_rounds` below it is refused."""
+        return 1
+
+    @property
+    def needs_rounds(self) -> str | None:
+        """Why ``ask`` cannot be called with groups in flight, so that ``rounds: streaming`` is refused; None: it can.
+
+        Such an ``ask`` passes over groups with sessions pending, keeps to ``ctx.rounds_of(group)``, and leaves in the
+        budget what those in flight may still need."""
+        return "its ask is written for whole rounds"
+
     def begin_step(self, ctx: StepContext) -> None:
         """A step begins. Groups kept waiting are taken up here, with ``ctx.resume(group)``; the selector has not
         begun the step yet, so that no prompt can be admitted."""
@@ -58,6 +72,10 @@ class Allocator:
 
     def tell(self, outcomes: Sequence[Outcome], ctx: StepContext) -> None:
         """Outcomes of this round, recorded in their groups already; the whole round or a part of it, in any order."""
+
+    def unwanted(self, ctx: StepContext) -> list[Group]:
+        """Streaming: groups in flight whose outcomes are not needed any more; they are aborted. Asked after ``ask``."""
+        return []
 
     def finish(self, ctx: StepContext) -> list[Group]:
         """The batch: at most ``ctx.target_groups`` groups, none with sessions pending."""

@@ -50,10 +50,20 @@ class DynamicSampling(Allocator):
         self._waiting = WaitingGroups(settings.max_staleness)
         self._numbers: dict[str, float] = {}
 
+    @property
+    def needs_rounds(self) -> str | None:
+        if self.settings.refill == "one_for_one" or self.settings.gen_multiple == "auto":
+            return None
+        return (
+            f"refill=waves with gen_multiple={self.settings.gen_multiple} sends a wave when the last one is complete; "
+            "use gen_multiple=auto or refill=one_for_one"
+        )
+
     def begin_step(self, ctx) -> None:
         self._rate.begin_step()
         self._effective = len(self._waiting.resume(ctx))
         self._wave: list[Group] = []
+        self._undecided = 0
 
     def ask(self, ctx) -> list[Request]:
         need = ctx.target_groups - self._effective
@@ -61,6 +71,7 @@ class DynamicSampling(Allocator):
             return []
         size = min(self._size(need, ctx), ctx.budget_left // self.group_size)
         self._wave = ctx.admit(size)
+        self._undecided += len(self._wave)
         return [ctx.request(group, self.group_size) for group in self._wave]
 
     def tell(self, outcomes: Sequence[Outcome], ctx) -> None:
@@ -68,20 +79,28 @@ class DynamicSampling(Allocator):
             group = ctx.group(uid)
             if group.pending:
                 continue
+            self._undecided -= 1
             if group.mixed:
                 group.verdict = Verdict.COMMIT
                 self._effective += 1
             else:
                 group.verdict, group.fate = Verdict.ABANDON, Fate.FILTERED
-        if all(group.verdict is not Verdict.CONTINUE for group in self._wave):
+            if ctx.streaming:
+                self._rate.decided(1, int(group.mixed))
+        if not ctx.streaming and all(group.verdict is not Verdict.CONTINUE for group in self._wave):
             self._rate.resolved(len(self._wave), sum(group.mixed for group in self._wave))
+
+    def unwanted(self, ctx) -> list[Group]:
+        if self._effective < ctx.target_groups:
+            return []
+        return [group for group in ctx.groups if group.verdict is Verdict.CONTINUE]
 
     def finish(self, ctx) -> list[Group]:
         self._rate.end_step()
         committed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
         batch, rest = committed[: ctx.target_groups], committed[ctx.target_groups :]
         self._waiting.groups = rest if self.settings.max_staleness else []
-        fresh = [group for group in ctx.groups if group.born == ctx.step]
+        fresh = [group for group in ctx.groups if group.born == ctx.step and group.verdict is not Verdict.CONTINUE]
         mixed = sum(group.verdict is Verdict.COMMIT for group in fresh)
         self._numbers = {
             "commit_rate": mixed / len(fresh) if fresh else 0.0,
@@ -118,7 +137,8 @@ class DynamicSampling(Allocator):
 
     def _size(self, need: int, ctx) -> int:
         if self.settings.refill == "one_for_one":
-            return need
+            return need - self._undecided
         if self.settings.gen_multiple == "auto":
-            return adaptive_wave(need, self._rate.now, ctx.round, ctx.target_groups)
+            rate = self._rate.pooled if ctx.streaming else self._rate.now
+            return adaptive_wave(need - rate * self._undecided, rate, ctx.round, ctx.target_groups)
         return max(1, round(self.settings.gen_multiple * ctx.target_groups))

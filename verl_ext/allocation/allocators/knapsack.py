@@ -67,6 +67,10 @@ class Knapsack(Allocator):
     def largest_group(self) -> int:
         return self.settings.most
 
+    @property
+    def needs_rounds(self) -> None:
+        return None  # everything is asked for at once
+
     def ask(self, ctx) -> list[Request]:
         if ctx.round > 1:
             return []

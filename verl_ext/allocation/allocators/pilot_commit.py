@@ -127,8 +127,17 @@ class PilotCommit(Allocator):
         kept = self.settings.n_pilot_kept
         return (self.settings.n_pilot if kept is None else kept) + self.settings.commit
 
+    @property
+    def least_rounds(self) -> int:
+        return 2
+
+    @property
+    def needs_rounds(self) -> str | None:
+        return "pilots are chosen from among a whole wave and those of the steps before, and ride with their commits"
+
     def begin_step(self, ctx) -> None:
-        require(ctx.max_rounds >= 2, "max_rounds", ctx.max_rounds, "2 or more with pilot_commit: pilots, then commits")
+        require(ctx.max_rounds >= self.least_rounds, "max_rounds", ctx.max_rounds,
+                "2 or more with pilot_commit: pilots, then commits")  # fmt: skip
         self._buffer = self._waiting.resume(ctx)  # qualified pilots, oldest first
         self._wave: list[Group] = []
         self._batch: list[Group] = []

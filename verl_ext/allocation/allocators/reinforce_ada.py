@@ -51,7 +51,7 @@ class ReinforceAda(Allocator):
     """``stop.groups`` prompts; every group is trained on, those that never left too.
 
     Prompts are admitted only as far as the budget covers a chunk of each. Where it ends before ``group_size`` or the
-    rounds do, those still active get no more, in the order of admission.
+    rounds do, those still active get no more, in the order of admission (streaming: of arrival).
     """
 
     Settings = ReinforceAdaSettings
@@ -59,6 +59,10 @@ class ReinforceAda(Allocator):
     def __init__(self, settings: ReinforceAdaSettings) -> None:
         super().__init__(settings)
         self._left = self._active = 0
+
+    @property
+    def needs_rounds(self) -> None:
+        return None  # every prompt goes on by its own outcomes
 
     def begin_step(self, ctx) -> None:
         self._left = 0
@@ -68,7 +72,8 @@ class ReinforceAda(Allocator):
         if ctx.round == 1:
             active = ctx.admit(min(ctx.target_groups, ctx.budget_left // chunk))
         else:
-            active = [group for group in ctx.groups if group.verdict is Verdict.CONTINUE]
+            active = [group for group in ctx.groups if group.verdict is Verdict.CONTINUE and not group.pending]
+            active = [group for group in active if ctx.rounds_of(group) > 0]
         requests, left = [], ctx.budget_left
         for group in active:
             n = min(chunk, self.group_size - group.requested, left)

@@ -31,6 +31,10 @@ class Sara(Allocator):
     A step never ends with a half-filled group: a fresh prompt is admitted only if the budget covers its worst case
     beside everything promised to those already running, and only if rounds for its probe and its top-up remain.
     Committed groups beyond the batch get no top-up: they are dropped, or wait with ``max_staleness`` above 0.
+
+    Streaming, a group is topped up or probed on as soon as its own rollouts are scored, as many prompts are kept in
+    flight as the commit rate says are missing (``window``: so many), and the undecided ones are aborted when enough
+    have committed; audits are waited for.
     """
 
     Settings = SaraSettings
@@ -50,28 +54,41 @@ class Sara(Allocator):
     def largest_group(self) -> int:
         return self._worst
 
+    @property
+    def least_rounds(self) -> int:
+        return 1 + self._top_up
+
+    @property
+    def needs_rounds(self) -> None:
+        return None  # every group goes on by its own outcomes
+
     def begin_step(self, ctx) -> None:
         require(
-            ctx.max_rounds > self._top_up,
+            ctx.max_rounds >= self.least_rounds,
             "max_rounds", ctx.max_rounds, "2 or more with allocation.allocator.commit=top_up: a probe, then its top-up",
         )  # fmt: skip
         self._rate.begin_step()
         self._audit.begin_step()
         self._carried = len(self._waiting.resume(ctx))  # committed already: first in ctx.groups
         self._waves = 0
+        self._need = ctx.target_groups
         self._open: list[list[Group]] = []  # waves with undecided groups
         self._abandoned: list[float] = []  # effective probability of each abandoned group
 
     def ask(self, ctx) -> list[Request]:
-        self._resolve()
-        committed, requests = self._commit(ctx)
-        need = ctx.target_groups - len(committed)
-        rounds = ctx.rounds_left - self._top_up  # rounds in which a probe may still run
-        left = ctx.budget_left - sum(request.n for request in requests)
+        self._resolve(ctx)
+        undecided = [group for wave in self._open for group in wave if group.verdict is Verdict.CONTINUE]
+        running = [group for group in undecided if group.pending]  # streaming only
+        promised = sum(max(0, self._worst - group.requested) for group in running)
+        committed, requests = self._commit(ctx, ctx.budget_left - promised)
+        self._need = need = ctx.target_groups - len(committed)
+        left = ctx.budget_left - promised - sum(request.n for request in requests)
         if need <= 0:  # whatever is undecided is surplus
             return requests + self._audits(left, ctx) if requests else []
-        undecided = [group for wave in self._open for group in wave if group.verdict is Verdict.CONTINUE]
         for group in undecided:
+            if group.pending:
+                continue
+            rounds = ctx.rounds_of(group) - self._top_up  # in which a probe may still run
             n = self._chunk(self._judge.more(group), rounds)
             if rounds < 1 or n > left:  # only rollouts without a score can make a probe longer than was planned
                 group.verdict = Verdict.ABANDON
@@ -82,6 +99,7 @@ class Sara(Allocator):
             audits = self._audits(left, ctx)
             requests += audits
             left -= sum(request.n for request in audits)
+        rounds = ctx.rounds_left - self._top_up
         if rounds < 1:
             return requests
         undecided = [group for group in undecided if group.verdict is Verdict.CONTINUE]
@@ -116,8 +134,13 @@ class Sara(Allocator):
             if group.requested < self.group_size:
                 self._audit.abandoned(group, predicted)
 
+    def unwanted(self, ctx) -> list[Group]:
+        if self._need > 0:
+            return []
+        return [group for wave in self._open for group in wave if group.verdict is Verdict.CONTINUE and group.pending]
+
     def finish(self, ctx) -> list[Group]:
-        self._resolve()
+        self._resolve(ctx)
         self._rate.end_step()
         mixed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
         full = [g for g in mixed if g.fate is None and (not self._top_up or g.requested == self.group_size)]
@@ -183,8 +206,10 @@ class Sara(Allocator):
         self._audit.load_state_dict(state["audit"])
         self._judge.load_state_dict(state["judge"])
 
-    def _commit(self, ctx) -> tuple[list[Group], list[Request]]:
-        """Committed groups that are for the batch, and the top-ups they still need; drops what is beyond the batch."""
+    def _commit(self, ctx, left: int) -> tuple[list[Group], list[Request]]:
+        """Committed groups that are for the batch, and the top-ups they still need; drops what is beyond the batch.
+
+        Of ``left`` a part is reserved for fresh groups, but none for those that waited."""
         committed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT and group.fate is None]
         if not self._top_up:
             return committed, []
@@ -195,7 +220,6 @@ class Sara(Allocator):
             for group in rest[room:]:
                 group.fate = Fate.SURPLUS
         requests: list[Request] = []
-        left = ctx.budget_left  # reserved for fresh groups, but not for those that waited
         for group in rest[:room]:
             n = self.group_size - group.requested
             if n <= left:
@@ -216,11 +240,16 @@ class Sara(Allocator):
                 left -= n
         return requests
 
-    def _resolve(self) -> None:
-        """Enter waves that are decided whole into the commit rate."""
+    def _resolve(self, ctx) -> None:
+        """Enter waves that are decided whole into the commit rate; streaming, every prompt that is."""
         still_open = []
         for wave in self._open:
-            if any(group.verdict is Verdict.CONTINUE for group in wave):
+            if ctx.streaming:
+                rest = [group for group in wave if group.verdict is Verdict.CONTINUE]
+                committed = sum(group.verdict is Verdict.COMMIT for group in wave)
+                self._rate.decided(len(wave) - len(rest), committed)
+                still_open += [rest] if rest else []
+            elif any(group.verdict is Verdict.CONTINUE for group in wave):
                 still_open.append(wave)
             else:
                 self._rate.resolved(len(wave), sum(group.verdict is Verdict.COMMIT for group in wave))
@@ -232,10 +261,12 @@ class Sara(Allocator):
         return max(chunk, -(-more // max(1, rounds)))
 
     def _size(self, need: int, undecided: int, ctx) -> int:
-        if self.settings.window != "adaptive":
-            return self.settings.window
-        rate, settings = self._rate.now, self.settings
-        return adaptive_wave(
-            need - rate * undecided, rate, self._waves + 1, ctx.target_groups,
+        settings, running = self.settings, undecided if ctx.streaming else 0
+        if settings.window != "adaptive":
+            return max(0, settings.window - running)
+        rate = self._rate.pooled if ctx.streaming else self._rate.now
+        size = adaptive_wave(
+            need - rate * undecided, rate, 1 if ctx.streaming else self._waves + 1, ctx.target_groups,
             margin=settings.margin, growth=settings.growth, cap=settings.cap,
         )  # fmt: skip
+        return min(size, max(0, math.ceil(settings.cap * ctx.target_groups) - running))

@@ -11,6 +11,10 @@ from .base import Allocator
 class Uniform(Allocator):
     """``stop.groups`` prompts x ``group_size`` rollouts in one round; every group is trained on, saturated ones too."""
 
+    @property
+    def needs_rounds(self) -> None:
+        return None  # everything is asked for at once
+
     def ask(self, ctx) -> list[Request]:
         if ctx.round > 1:
             return []

@@ -37,6 +37,11 @@ class CommitRate:
         """All ``prompts`` of a wave are decided, ``commits`` of them for the batch."""
         self._step.append((prompts, commits))
 
+    def decided(self, prompts: int, commits: int) -> None:
+        """Streaming, where there are no waves: ``prompts`` more are decided, ``commits`` of them for the batch."""
+        before = self._step[-1] if self._step else (0, 0)
+        self._step = [(before[0] + prompts, before[1] + commits)]
+
     def end_step(self) -> None:
         """Enter the step's resolved waves into the rate over steps."""
         if self._step:
@@ -56,6 +61,14 @@ class CommitRate:
             return self.over_steps
         prompts, commits = self._step[-1]
         return (commits + _PRIOR_PROMPTS * self.over_steps) / (prompts + _PRIOR_PROMPTS)
+
+    @property
+    def pooled(self) -> float:
+        """The rate over steps and all of this one: what streaming plans with, as it plans again after every group and
+        would admit too many on the dips of a rate of few prompts."""
+        prompts, commits = (sum(column) for column in zip(*self._step, strict=True)) if self._step else (0, 0)
+        weight = self._prompts + _PRIOR_PROMPTS + prompts
+        return (self._commits + _PRIOR_PROMPTS * self._first + commits) / weight
 
     def state_dict(self) -> dict[str, Any]:
         """The counts over steps."""

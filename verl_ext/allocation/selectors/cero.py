@@ -6,7 +6,6 @@ The mathematics is in :mod:`.fenchel`.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -144,7 +143,7 @@ class Cero(Selector):
             setattr(self, f"_{name}", kind())
         for name, kind in _ARRAYS.items():
             setattr(self, f"_{name}", np.zeros(0, kind))
-        self._queue = self._virtual = np.zeros(0, np.int32)
+        self._queue = self._virtual = self._unsorted = np.zeros(0, np.int32)
         self._begin()
 
     # ------------------------------------------------ a step
@@ -191,10 +190,9 @@ class Cero(Selector):
             self._outcomes.extend((prompt_row, successes, trials))
 
     def end_step(self) -> None:
-        issued = np.array(self._issued).reshape(-1, 2)
-        np.add.at(self._executed, issued[:, 0], issued[:, 1].astype(np.int32))
-        rows, successes, trials = np.array(self._outcomes).reshape(-1, 3).T
-        self._learn(rows, successes, trials)
+        rows, rollouts = _columns(self._issued, 2)
+        np.add.at(self._executed, rows, rollouts.astype(np.int32))
+        self._learn(*_columns(self._outcomes, 3))
         numbers = {
             "budget": float(self._budget),
             "budget_used": float(self._spent),
@@ -221,8 +219,9 @@ class Cero(Selector):
     # ------------------------------------------------ rounds
 
     def _begin(self) -> None:
-        self._issued = array("q")  # row, rollouts
-        self._outcomes = array("q")  # row, successes, trials
+        # Flat lists: one call a group has to be cheap, and a list takes up a tuple faster than an array does.
+        self._issued: list[int] = []  # row, rollouts
+        self._outcomes: list[int] = []  # row, successes, trials
         self._explored = 0
         self._numbers: dict[str, float] = {}
 
@@ -259,13 +258,19 @@ class Cero(Selector):
         if settings.schedule == "batch":
             self._share = min(self._share, int(settings.cap * groups * size))
         self._open, self._round_spent, self._offered, self._cursor = True, 0, 0, 0
-        ranked = fenchel.rank(self._theta, np.flatnonzero(self.pool.eligible()), self._most, self._rng)
         count = fill = self._share // size
+        free = np.flatnonzero(self.pool.eligible())
+        if settings.schedule == "batch" and settings.price == "exact":
+            # Allocators that stop early go down the ranking further than the share of whole groups does.
+            self._queue, self._unsorted = fenchel.rank_first(self._theta, free, 2 * fill, self._most, self._rng)
+            self._virtual = self._queue[:count]
+            return
+        ranked = fenchel.rank(self._theta, free, self._most, self._rng)
         if settings.price == "dual":
             count = fenchel.admitted(self._theta, ranked, self._price, fill, self._most)
         self._virtual = ranked[:count]
         if settings.schedule == "batch":
-            self._queue = ranked if settings.price == "exact" else self._virtual
+            self._queue = self._virtual
             return
         drawn = int(self._rng.binomial(fill, settings.explore))
         named = count - drawn if settings.price == "exact" else count  # exploration is part of the share
@@ -293,7 +298,12 @@ class Cero(Selector):
         taken: list[int] = []
         block = max(64, 2 * n)
         free = self.pool.eligible() if n else None
-        while len(taken) < n and self._cursor < len(self._queue):
+        while len(taken) < n:
+            if self._cursor == len(self._queue):
+                if not len(self._unsorted):
+                    break
+                self._queue, self._cursor = fenchel.by_theta(self._theta, self._unsorted, self._most), 0
+                self._unsorted = self._unsorted[:0]
             rows = self._queue[self._cursor : self._cursor + block]
             at = np.flatnonzero(free[rows])[: n - len(taken)]
             taken += rows[at].tolist()
@@ -335,7 +345,7 @@ class Cero(Selector):
         self._rounds_done += 1
         self._empty_rounds += self._offered == 0
         self._open = False
-        self._queue = self._virtual = np.zeros(0, np.int32)
+        self._queue = self._virtual = self._unsorted = np.zeros(0, np.int32)
 
     def _learn(self, rows: np.ndarray, successes: np.ndarray, trials: np.ndarray) -> None:
         """New outcomes: counts <- forget x counts + outcomes, for the prompts visited."""
@@ -344,14 +354,14 @@ class Cero(Selector):
         if visited.sum() != len(rows):
             raise ValueError("cero: a prompt was observed twice in a step")
         settings = self.settings
-        several = trials > 1
+        right, wrong, several = self._successes[rows], self._failures[rows], trials > 1
         if several.any():
-            at, s, n = rows[several], successes[several], trials[several]
-            q = expected_variance(settings.alpha + self._successes[at], settings.beta + self._failures[at])
+            s, n = successes[several], trials[several]
+            q = expected_variance(settings.alpha + right[several], settings.beta + wrong[several])
             self._numbers["variance_predicted"] = float(np.mean(q))
             self._numbers["variance_realised"] = float(np.mean(s * (n - s) / (n * (n - 1))))
-        self._successes[rows] = settings.forget * self._successes[rows] + successes
-        self._failures[rows] = settings.forget * self._failures[rows] + trials - successes
+        self._successes[rows] = settings.forget * right + successes
+        self._failures[rows] = settings.forget * wrong + trials - successes
 
     # ------------------------------------------------ state
 
@@ -372,3 +382,8 @@ class Cero(Selector):
         for name, kind in (*_ARRAYS.items(), ("queue", np.int32), ("virtual", np.int32)):
             setattr(self, f"_{name}", np.array(state[name], kind))
         self._begin()
+
+
+def _columns(flat: list[int], width: int) -> np.ndarray:
+    """(width, n): the ``width`` numbers that each call appended, each a contiguous row."""
+    return np.fromiter(flat, np.int64, len(flat)).reshape(-1, width).T.copy()

@@ -97,8 +97,30 @@ def rank(theta: np.ndarray, rows: np.ndarray, most: float, rng: np.random.Genera
     Args:
         most: K N_max; theta is compared in units of its inverse, rounded.
     """
+    return by_theta(theta, rng.permutation(rows), most)
+
+
+def rank_first(
+    theta: np.ndarray, rows: np.ndarray, first: int, most: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`rank` in two parts, so that a large pool need not be sorted where only the first prompts are offered.
+
+    Returns:
+        The beginning of the ranking, ``first`` rows or more (ties are not torn apart), and the other rows, from which
+        :func:`by_theta` makes the rest of it.
+    """
     shuffled = rng.permutation(rows)
-    return shuffled[np.argsort(-_rounded(theta[shuffled], most), kind="stable")]
+    if first >= len(shuffled):
+        return by_theta(theta, shuffled, most), shuffled[:0]
+    values = _rounded(theta, most)  # of all prompts: in order, which is faster than to gather them in random order
+    at = len(rows) - max(1, first)
+    ahead = (values >= np.partition(values[rows], at)[at])[shuffled]
+    return by_theta(theta, shuffled[ahead], most), shuffled[~ahead]
+
+
+def by_theta(theta: np.ndarray, rows: np.ndarray, most: float) -> np.ndarray:
+    """``rows`` by falling theta, in units of 1 / ``most`` and rounded; ties stay in order."""
+    return rows[np.argsort(-_rounded(theta[rows], most), kind="stable")]
 
 
 def admitted(theta: np.ndarray, ranked: np.ndarray, price: float, fill: int, most: float) -> int:

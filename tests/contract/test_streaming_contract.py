@@ -1,0 +1,130 @@
+"""What aborting single requests stands on in Ray, verl and vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import pytest
+
+pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
+
+from verl_ext.training.engine_abort import abort_in_engine  # noqa: E402
+from verl_ext.training.llm_client import GroupLLMClient, SessionAborted  # noqa: E402
+from verl_ext.training.sessions import PROGRESS, Progress  # noqa: E402
+
+
+def test_vllm_aborts_by_the_name_a_request_was_sent_with():
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    parameters = inspect.signature(AsyncLLM.abort).parameters
+    assert list(parameters) == ["self", "request_id", "internal"] and parameters["internal"].default is False
+    assert inspect.iscoroutinefunction(AsyncLLM.abort)
+
+
+def test_verls_own_abort_still_looks_requests_up_by_that_name():
+    """When verl mends this, its method can be called instead of ours."""
+    source = inspect.getsource(pytest.importorskip("verl.workers.rollout.vllm_rollout.vllm_async_server"))
+    assert "request_states.get(request_id)" in source
+    assert "self.engine.output_processor.abort_requests([request_id])" in source
+    assert 'stop_reason = "aborted"' in source, "an aborted request ends with what it has generated"
+    assert "request_id=request_id" in source
+
+
+class Engine:
+    def __init__(self):
+        self.ended = []
+
+    async def abort(self, request_ids):
+        await asyncio.sleep(0)
+        self.ended += request_ids
+
+
+class Server:
+    """Stands for a handle of verl's server: its `generate` runs until the engine is told."""
+
+    def __init__(self):
+        self.engine, self.names = Engine(), []
+        outer = self
+
+        class Generate:
+            async def remote(self, request_id, **kwargs):
+                from verl.workers.rollout.replica import TokenOutput
+
+                outer.names.append(request_id)
+                tokens = 0
+                while request_id not in outer.engine.ended:
+                    await asyncio.sleep(0.001)
+                    tokens += 1
+                return TokenOutput(token_ids=[7] * tokens, stop_reason="aborted")
+
+        class Call:
+            async def remote(self, function, *args):
+                function(outer, *args)
+
+        self.generate = Generate()
+        self.__ray_call__ = Call()
+
+
+@pytest.fixture
+def client(monkeypatch):
+    from omegaconf import OmegaConf
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    server = Server()
+
+    async def acquire(self, request_id, **extra):
+        return "one", server
+
+    monkeypatch.setattr(LLMServerClient, "_acquire_server", acquire)
+    monkeypatch.setattr(LLMServerClient, "_release_server", lambda *args, **kwargs: None)
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm", "full_determinism": False}}})
+    made = GroupLLMClient(config=config, load_balancer_handle=None)
+    made.server = server
+    return made
+
+
+async def session(client, progress):
+    PROGRESS.set(progress)
+    return await client.generate("r", prompt_ids=[1, 2, 3], sampling_params={})
+
+
+async def test_the_client_ends_the_requests_of_a_group_and_of_no_other(client):
+    def begin(progress):
+        return [asyncio.create_task(session(client, p)) for p in progress]
+
+    one, other = [Progress(), Progress()], [Progress()]
+    async with client.group("a"):
+        tasks = begin(one)
+        async with client.group("b"):
+            rest = begin(other)
+            await asyncio.sleep(0.02)
+            assert await client.abort(["a"])
+            await asyncio.wait(tasks, timeout=5)
+            assert all(task.done() for task in tasks) and not any(task.done() for task in rest)
+            assert all(p.prompt_tokens == 3 and p.response_tokens > 0 for p in one)
+            assert await client.abort(["a", "b", "unknown"])
+            await asyncio.wait(rest, timeout=5)
+        with pytest.raises(SessionAborted):
+            await session(client, Progress())
+    assert sorted(client.server.engine.ended) == sorted([*client.server.names, *client.server.names[:2]])
+    assert len(client.server.names) == 3, "no turn is begun after the abort"
+
+
+async def test_an_engine_that_is_not_vllm_is_not_told(client):
+    client.config.actor_rollout_ref.rollout.name = "sglang"
+    assert not await client.abort(["a"])
+
+
+async def test_the_abort_runs_to_its_end_inside_the_server():
+    server = Server()
+    abort_in_engine(server, ["x"])
+    await asyncio.sleep(0.01)
+    assert server.engine.ended == ["x"]
+
+
+def test_ray_runs_a_function_on_an_actor():
+    import ray
+
+    assert "fn(self, *args, **kwargs)" in inspect.getsource(inspect.getmodule(ray.actor))
+    assert "__ray_call__" in inspect.getsource(ray.actor)

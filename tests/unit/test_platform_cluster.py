@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a configuration becomes where the run joins a Ray cluster; what a cluster lacks; when a node counts as lost."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_ext.launch import ready
+from verl_ext.platform.cleanup import RUN_ID
+from verl_ext.platform.cluster import JOB_CONFIG, ClusterError, cluster_address, join_cluster
+from verl_ext.training import node_watch
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    for name in ("RAY_ADDRESS", JOB_CONFIG, RUN_ID, "SPT_NOENV"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def config(folder="outputs/a/b", **env_vars):
+    return OmegaConf.create({
+        "ray_kwargs": {"ray_init": {"num_cpus": 32, "num_gpus": 1, "include_dashboard": False,
+                                    "runtime_env": {"env_vars": env_vars}}},
+        "trainer": {"default_local_dir": folder},
+    })  # fmt: skip
+
+
+def test_a_run_of_its_own_is_left_as_it_is(no_cluster):
+    given = config()
+    assert join_cluster(given) is None and given == config()
+    no_cluster.setenv("RAY_ADDRESS", "local")
+    assert cluster_address(given) is None
+
+
+def test_what_starts_a_cluster_is_dropped_and_the_folder_absolute(no_cluster, tmp_path):
+    no_cluster.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    no_cluster.setenv(RUN_ID, "abc")
+    no_cluster.chdir(tmp_path)
+    given = config(VERL_PLATFORM="cpu")
+    assert join_cluster(given) == "10.0.0.1:6379"
+    assert OmegaConf.to_container(given.ray_kwargs.ray_init) == {
+        "runtime_env": {"env_vars": {"VERL_PLATFORM": "cpu", RUN_ID: "abc"}}
+    }
+    assert given.trainer.default_local_dir == str(tmp_path / "outputs/a/b")
+
+
+def test_variables_of_the_job_win(no_cluster):
+    no_cluster.setenv("RAY_ADDRESS", "auto")
+    no_cluster.setenv(JOB_CONFIG, json.dumps({"runtime_env": {"env_vars": {"VLLM_CPU_KVCACHE_SPACE": "4"}}}))
+    given = config("/shared/run", VLLM_CPU_KVCACHE_SPACE="1", VERL_PLATFORM="cpu")
+    join_cluster(given)
+    assert given.ray_kwargs.ray_init.runtime_env.env_vars == {"VERL_PLATFORM": "cpu"}
+    assert given.trainer.default_local_dir == "/shared/run"
+
+
+def test_a_relative_folder_in_a_working_dir_is_refused(no_cluster):
+    no_cluster.setenv("RAY_ADDRESS", "auto")
+    no_cluster.setenv(JOB_CONFIG, json.dumps({"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}))
+    with pytest.raises(
+        ClusterError, match="trainer.default_local_dir='outputs/a/b' is relative.*accepted: an absolute"
+    ):
+        join_cluster(config())
+    for folder in ("/shared/run", "hdfs://cluster/run"):
+        join_cluster(given := config(folder))
+        assert given.trainer.default_local_dir == folder
+
+
+def node(address, gpus, alive=True, identifier=None):
+    return {"NodeManagerAddress": address, "Alive": alive, "Resources": {"GPU": gpus, "CPU": 4.0},
+            "NodeID": identifier or address}  # fmt: skip
+
+
+def test_a_cluster_is_whole_when_every_node_offers_its_slots():
+    nodes = [node("b", 8.0), node("a", 8.0), node("c", 4.0), node("d", 8.0, alive=False)]
+    assert ready.whole(nodes, 8) == ["a", "b"]
+    assert ready.describe(nodes) == "b: 8 GPU, 4 CPU; a: 8 GPU, 4 CPU; c: 4 GPU, 4 CPU; d: dead"
+
+
+def test_only_nodes_with_actors_of_the_run_count_as_lost(monkeypatch):
+    actors = [("a", "a", True), ("b", "b", True)]
+    nodes = [node("a", 1), node("b", 1), node("idle", 1)]
+    monkeypatch.setattr(node_watch, "_actors", lambda: actors)
+    monkeypatch.setattr(node_watch, "_nodes", lambda: nodes)
+    watch = node_watch.NodeWatch(lambda: None)
+    assert watch.look() == []
+    nodes[2] = node("idle", 1, alive=False)
+    assert watch.look() == []
+    actors[1] = ("b", "b", False)
+    assert watch.look() == [], "an actor may end on a node that lives"
+    nodes[1] = node("b", 1, alive=False)
+    assert watch.look() == ["b"] and "node b was lost" in node_watch.loss(watch.lost)
+
+
+def test_a_loss_ends_the_block_with_its_own_error(monkeypatch):
+    import time
+
+    nodes = [node("a", 1), node("b", 1)]
+    monkeypatch.setattr(node_watch, "_actors", lambda: [("b", "b", True)])
+    monkeypatch.setattr(node_watch, "_nodes", lambda: nodes)
+    monkeypatch.setattr(node_watch, "_POLL_S", 0.01)
+    original = node_watch.NodeWatch
+    monkeypatch.setattr(node_watch, "NodeWatch", lambda on_loss: original(on_loss, 0.01, 0.05))
+    # hangs
+    with pytest.raises(node_watch.NodeLostError, match="node b was lost.*resume_mode=auto"), node_watch.watched_nodes():
+        time.sleep(0.05)
+        nodes[1] = node("b", 1, alive=False)
+        time.sleep(30)
+    # ends of itself, before Ray knows of the node
+    nodes[1] = node("b", 1)
+
+    class ActorDiedError(Exception):
+        pass
+
+    with pytest.raises(node_watch.NodeLostError), node_watch.watched_nodes():
+        time.sleep(0.05)
+        nodes[1] = node("b", 1, alive=False)
+        raise ActorDiedError
+    # ends for another reason
+    nodes[1] = node("b", 1)
+    with pytest.raises(ZeroDivisionError), node_watch.watched_nodes():
+        raise ZeroDivisionError
+    # one node: nothing is watched
+    nodes.pop()
+    with node_watch.watched_nodes() as watch:
+        assert watch is None

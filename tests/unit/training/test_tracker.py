@@ -1,0 +1,61 @@
+"""verl's tracker file: what a run is resumed from after a save that was broken off, or in a folder with another run."""
+
+from __future__ import annotations
+
+import pytest
+
+from verl_ext.training.tracker import TRACKER, TrackerError, mend, point_at, whole_checkpoints
+
+
+def checkpoint(folder, step, *, data=True, state=True):
+    (folder / f"global_step_{step}" / "allocation").mkdir(parents=True)
+    if state:
+        (folder / f"global_step_{step}" / "allocation" / "allocation.json").write_text("{}")
+    if data:
+        (folder / f"global_step_{step}" / "data.pt").write_bytes(b"")
+
+
+@pytest.mark.parametrize("left", ["", "\0\0", "ten"])
+def test_a_tracker_that_was_cut_off_names_the_newest_whole_checkpoint(tmp_path, left):
+    checkpoint(tmp_path, 9)
+    checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 11, data=False)  # a save that was broken off
+    checkpoint(tmp_path, 12, state=False)
+    (tmp_path / TRACKER).write_text(left)
+    assert whole_checkpoints(tmp_path) == [9, 10]
+    mend(tmp_path)
+    assert (tmp_path / TRACKER).read_text() == "10"
+
+
+def test_a_tracker_that_was_cut_off_with_nothing_whole_beside_it(tmp_path):
+    checkpoint(tmp_path, 2, data=False)
+    (tmp_path / TRACKER).write_text("")
+    mend(tmp_path)
+    assert not (tmp_path / TRACKER).exists()
+
+
+def test_a_tracker_that_is_whole_or_absent_is_left_alone(tmp_path):
+    mend(tmp_path)
+    assert not (tmp_path / TRACKER).exists()
+    checkpoint(tmp_path, 2)
+    checkpoint(tmp_path, 4)
+    (tmp_path / TRACKER).write_text("2")
+    mend(tmp_path)
+    point_at(tmp_path, 2)
+    assert (tmp_path / TRACKER).read_text() == "2"
+
+
+def test_a_checkpoint_that_is_gone_is_an_error_and_no_start_from_scratch(tmp_path):
+    (tmp_path / TRACKER).write_text("8")
+    with pytest.raises(TrackerError, match="global_step_8, which is not there.*resume_from_path.*resume_mode=disable"):
+        mend(tmp_path)
+
+
+def test_a_run_that_begins_earlier_is_never_resumed_from_the_later_checkpoint_of_another(tmp_path):
+    checkpoint(tmp_path, 2)
+    checkpoint(tmp_path, 4)
+    (tmp_path / TRACKER).write_text("4")
+    point_at(tmp_path, 2)
+    assert (tmp_path / TRACKER).read_text() == "2"
+    point_at(tmp_path, 0)
+    assert not (tmp_path / TRACKER).exists()

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data files: that they are there, have the columns verl needs, and enough different prompts. No verl, no torch."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+
+from verl_ext.allocation.pool import prompt_key
+
+from .findings import Problems, Seen
+
+ROWS_READ = 200_000
+"""Rows of a data set whose content is looked at; all are counted."""
+
+LONGEST_KEPT = 1_000
+"""Prompts, the longest of a data set, whose tokens are counted later."""
+
+
+@dataclass
+class Rows:
+    """What was seen of a data set."""
+
+    setting: str
+    """data.train_files or data.val_files."""
+    columns: set[str] = field(default_factory=set)
+    """Columns of all files."""
+    total: int = 0
+    """Rows of all files."""
+    read: int = 0
+    """Rows whose content was looked at."""
+    keys: set[str] = field(default_factory=set)
+    """Keys of the prompts read, each once."""
+    repeated: int = 0
+    """Rows that repeat an earlier prompt with the same answer."""
+    first: dict[str, Any] | None = None
+    """The first row."""
+    longest: list[tuple[int, int, str, int, Any]] = field(default_factory=list)
+    """(bytes of text, order, file, row of the file, prompt) of the longest prompts, as a heap."""
+
+
+def files_of(config: DictConfig, setting: str) -> list[str]:
+    """The paths that a setting names, one or several."""
+    value = config.data[setting.partition(".")[2]]
+    paths = list(value) if isinstance(value, list | ListConfig) else [value]
+    return [os.path.expanduser(str(path)) for path in paths if path is not None]
+
+
+def check_data(config: DictConfig, setting: str) -> Seen:
+    """The files of `data.train_files` or `data.val_files`.
+
+    Returns:
+        Its value is a `Rows`, or None where the rows can be read by verl alone.
+
+    Raises:
+        Problems: a file that is missing, unreadable or of another kind, an absent column, a row in another form, too
+            few prompts; all that are found, by file and row.
+    """
+    paths = files_of(config, setting)
+    if not paths:
+        raise Problems(f"{setting}={config.data[setting.partition('.')[2]]!r}: names no file; accepted: Parquet files")
+    problems, rows, elsewhere = [], Rows(setting), []
+    custom = (config.data.get("custom_cls") or {}).get("path")
+    for path in paths:
+        if "://" in path or custom:
+            elsewhere.append(path)
+        elif not os.path.isfile(path):
+            what = "is a folder" if os.path.isdir(path) else "does not exist"
+            problems.append(f"{setting}: {path} {what}; accepted: Parquet files (prompt, data_source, reward_model)")
+        elif not path.endswith((".parquet", ".json", ".jsonl")):
+            problems.append(f"{setting}: {path} is neither .parquet nor .json nor .jsonl, which is all verl reads")
+        else:
+            problems += _read(config, path, rows)
+    if elsewhere and not problems:
+        why = f"data.custom_cls.path={custom}" if custom else f"{elsewhere[0]} is remote"
+        return Seen(f"{setting}: read by verl alone ({why})")
+    if not problems:
+        problems += _too_few(config, rows)
+    if problems:
+        raise Problems(*problems)
+    return _seen(rows)
+
+
+def _seen(rows: Rows) -> Seen:
+    text = f"{rows.setting}: {rows.total} prompts"
+    if rows.read < rows.total:
+        text += f", the first {rows.read} looked at"
+    warnings = ()
+    if rows.repeated:
+        text += f", {len(rows.keys)} of them different"
+        warnings = (
+            f"{rows.setting}: {rows.repeated} of {rows.read} rows repeat an earlier prompt with the same answer"
+            + ("; each is trained on once an epoch" if rows.setting == "data.train_files" else ""),
+        )
+    return Seen(text, rows, warnings)
+
+
+def _too_few(config: DictConfig, rows: Rows) -> list[str]:
+    if not rows.total:
+        return [f"{rows.setting}: holds no prompts (0 rows)"]
+    if rows.setting != "data.train_files":
+        return []
+    batch = config.data.train_batch_size
+    if not isinstance(batch, int):
+        return []
+    most = config.data.get("train_max_samples", -1)
+    used = min(rows.total, most) if isinstance(most, int) and most > 0 else rows.total
+    limited = f" (data.train_max_samples={most})" if used < rows.total else ""
+    if used < batch:
+        return [f"data.train_files holds {used} prompts{limited}, fewer than data.train_batch_size={batch}"]
+    if config.trainer.v1.trainer_mode != "sync" and rows.read == rows.total and len(rows.keys) < batch:
+        return [
+            f"data.train_files holds {len(rows.keys)} different prompts in {rows.total} rows, fewer than "
+            f"data.train_batch_size={batch}: a prompt is offered once a step"
+        ]
+    return []
+
+
+def _read(config: DictConfig, path: str, rows: Rows) -> list[str]:
+    """Look at one file; its problems."""
+    prompt_column, by_rule = config.data.get("prompt_key", "prompt"), not config.reward.reward_model.enable
+    needed = [prompt_column, "data_source"] + (["reward_model"] if by_rule else [])
+    try:
+        columns, total, records = _records(path, [*needed, "extra_info"])
+    except Exception as error:
+        return [f"{rows.setting}: {path} cannot be read: {' '.join(str(error).split())}"]
+    if total and (missing := [name for name in needed if name not in columns]):
+        hint = " (data.prompt_key)" if prompt_column in missing else ""
+        names = ", ".join(map(repr, missing))
+        return [f"{rows.setting}: {path} has no column {names}{hint}; its columns are {columns}"]
+    rows.total += total
+    rows.columns.update(columns)
+    try:
+        for number, record in enumerate(records):
+            if rows.read >= ROWS_READ:
+                break
+            fault = _fault(record, prompt_column, by_rule)
+            if fault:
+                return [f"{rows.setting}: row {number} of {path}: {fault}"]
+            _take(rows, record, record[prompt_column], number, path)
+    except Exception as error:
+        return [f"{rows.setting}: {path} cannot be read: {' '.join(str(error).split())}"]
+    return []
+
+
+def _fault(record: dict[str, Any], prompt_column: str, by_rule: bool) -> str | None:
+    prompt = record.get(prompt_column)
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(m, dict) and "content" in m for m in prompt):
+        return f"{prompt_column} is {_short(prompt)}; accepted: a list of messages with role and content"
+    reward = record.get("reward_model")
+    if by_rule and (not isinstance(reward, dict) or "ground_truth" not in reward):
+        return f"reward_model is {_short(reward)}; accepted: a struct with ground_truth, the right answer"
+    return None
+
+
+def _take(rows: Rows, record: dict[str, Any], prompt: list[dict[str, Any]], number: int, path: str) -> None:
+    rows.read += 1
+    if rows.first is None:
+        rows.first = record
+    key = prompt_key(record.get("data_source"), prompt, (record.get("reward_model") or {}).get("ground_truth"))
+    if key in rows.keys:
+        rows.repeated += 1
+        return
+    rows.keys.add(key)
+    size = sum(len(str(message["content"]).encode("utf-8", "replace")) for message in prompt)
+    entry = (size, -rows.read, path, number, prompt)
+    if len(rows.longest) < LONGEST_KEPT:
+        heapq.heappush(rows.longest, entry)
+    else:
+        heapq.heappushpop(rows.longest, entry)
+
+
+def _records(path: str, wanted: list[str]) -> tuple[list[str], int, Iterator[dict[str, Any]]]:
+    """Columns, number of rows, and the rows' wanted columns one after the other."""
+    if path.endswith(".parquet"):
+        import pyarrow.parquet as pq
+
+        file = pq.ParquetFile(path)
+        columns = file.schema_arrow.names
+        batches = file.iter_batches(batch_size=2_000, columns=[name for name in wanted if name in columns])
+        return columns, file.metadata.num_rows, (row for batch in batches for row in batch.to_pylist())
+    with open(path, encoding="utf-8") as source:
+        text = source.read()
+    try:
+        records = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError:
+        records = json.loads(text)
+    if len(records) == 1 and isinstance(records[0], list):
+        records = records[0]
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ValueError("it holds no JSON objects, one a line or in one list")
+    return sorted({name for record in records for name in record}), len(records), iter(records)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

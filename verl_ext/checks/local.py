@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks that need no cluster, in the order that they are made before every run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.platform import check_versions
+from verl_ext.training.numbers import number_problems
+from verl_ext.training.settings import AllocationSettings, check_config
+
+from .data import Rows, check_data, files_of
+from .findings import Checks, Problems, Seen
+from .model import check_lengths, check_model
+
+DATA = ("data.train_files", "data.val_files")
+
+
+def check_settings(config: DictConfig, checks: Checks) -> AllocationSettings | None:
+    """What the configuration says by itself. Imports nothing of verl.
+
+    Returns:
+        The settings of `allocation`; None for verl's own trainer, and where there is a problem.
+    """
+    checks.run("configuration", _resolvable, config)
+    if checks.problems:
+        return None
+    settings = checks.run("settings", _settings, config)
+    checks.run("versions", _versions, config)
+    checks.run("folders", _folders, config)
+    return settings
+
+
+def check_inputs(config: DictConfig, checks: Checks) -> dict[str, Any]:
+    """Data files and model. Imports nothing of verl.
+
+    Returns:
+        By setting the `Rows` that were read, and `tokenizer`, its path; None for what cannot be read here.
+    """
+    model = [config.actor_rollout_ref.model.path]
+    if other := config.actor_rollout_ref.model.get("tokenizer_path"):
+        model.append(other)
+    found = {"tokenizer": checks.run("model", _unless_made, config, model, check_model, config)}
+    for name in DATA:
+        found[name] = checks.run("data", _unless_made, config, files_of(config, name), check_data, config, name)
+    return found
+
+
+def check_with_verl(config: DictConfig, checks: Checks, settings: AllocationSettings | None, inputs: dict) -> None:
+    """What verl itself knows of its settings, the reward, and the prompts' lengths. Imports verl: choose the platform
+    first."""
+    from .verl_side import check_choices, validate
+
+    checks.run("verl", check_choices, config)
+    checks.run("verl", validate, config)
+    train = inputs.get("data.train_files")
+    checks.run("reward", _reward, config, settings, train.first if train else None)
+    for name in DATA:
+        if inputs.get("tokenizer") and inputs.get(name) and not _has_media(config, inputs[name]):
+            checks.run("data", check_lengths, config, inputs["tokenizer"], inputs[name])
+
+
+def _resolvable(config: DictConfig) -> Seen:
+    try:
+        OmegaConf.to_container(config, resolve=True)
+    except Exception as error:
+        raise Problems(" ".join(str(error).split())) from error
+    return Seen("composes, and every reference in it can be resolved")
+
+
+def _settings(config: DictConfig) -> Seen:
+    if config.trainer.v1.trainer_mode == "sync":
+        if problems := number_problems(config):
+            raise Problems(*problems)
+        return Seen("trainer.v1.trainer_mode=sync: verl's own trainer; nothing under allocation is used")
+    settings, budget = check_config(config)
+    return Seen(budget.describe(), settings)
+
+
+def _versions(config: DictConfig) -> Seen:
+    check_versions(config.trainer.device)
+    return Seen("verl and what else is relied upon have the versions needed")
+
+
+def _folders(config: DictConfig) -> Seen:
+    trainer, problems = config.trainer, []
+    wanted = {"trainer.default_local_dir": trainer.default_local_dir}
+    if OmegaConf.select(config, "allocation.record") is not None:
+        wanted["allocation.record"] = config.allocation.record
+    for setting, path in wanted.items():
+        if not isinstance(path, str) or not path:
+            problems.append(f"{setting}={path!r}: a folder's path is accepted")
+        elif "://" not in path and (fault := _not_writable(Path(path).expanduser().absolute())):
+            problems.append(f"{setting}={path}: {fault}")
+    if trainer.resume_mode == "resume_path":
+        path = trainer.resume_from_path
+        if not isinstance(path, str) or "global_step_" not in path or not os.path.isdir(path):
+            problems.append(f"trainer.resume_from_path={path!r}: an existing folder global_step_N is accepted")
+    if problems:
+        raise Problems(*problems)
+    return Seen(f"trainer.default_local_dir={trainer.default_local_dir} can be written")
+
+
+def _not_writable(path: Path) -> str | None:
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        return f"{there} is a file"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written by this user"
+
+
+def _unless_made(config: DictConfig, paths: list[str], check, *args) -> Seen:
+    """A check of paths, but where they are the tiny task's, which is made on first use."""
+    if config.get("tiny") is not None:
+        from verl_ext.tiny.store import tiny_paths
+
+        made = tiny_paths(config.tiny.mix)
+        own = {str(made.model), str(made.train), str(made.val)}
+        if paths and all(path in own and not os.path.exists(path) for path in paths):
+            return Seen(f"{paths[0]}: made when the run starts (tiny.mix={config.tiny.mix})")
+    return check(*args)
+
+
+def _reward(config: DictConfig, settings: AllocationSettings | None, row) -> Seen:
+    from verl_ext.training.preflight import check_reward
+
+    return Seen(check_reward(config, settings, row))
+
+
+def _has_media(config: DictConfig, rows: Rows) -> bool:
+    """Whether prompts carry images, video or sound, whose tokens only verl's processor can count."""
+    keys = [config.data.get(f"{kind}_key") for kind in ("image", "video", "audio")]
+    return any(key in rows.columns for key in keys)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model and tokenizer: a folder that holds what is needed, or the name of one on a hub; prompts counted in tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from .data import Rows
+from .findings import Problems, Seen
+
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_PATH = "actor_rollout_ref.model.path"
+
+
+def check_model(config: DictConfig) -> Seen:
+    """`actor_rollout_ref.model.path`, and `tokenizer_path` where it is another.
+
+    Returns:
+        Its value is the path or name of the tokenizer, or None where it cannot be read here.
+
+    Raises:
+        Problems: neither a folder with configuration, weights and tokenizer, nor a hub's name.
+    """
+    model = config.actor_rollout_ref.model
+    path, tokenizer = model.path, model.get("tokenizer_path") or model.path
+    problems = _folder_problems(_PATH, path, weights=True, tokenizer=tokenizer == path)
+    if tokenizer != path:
+        problems += _folder_problems("actor_rollout_ref.model.tokenizer_path", tokenizer, weights=False, tokenizer=True)
+    if problems:
+        raise Problems(*problems)
+    if "://" in path:
+        return Seen(f"{_PATH}={path}: remote, read by verl alone")
+    if not os.path.isdir(os.path.expanduser(path)):
+        return Seen(f"{_PATH}={path}: a hub's name, {_where(path)}", tokenizer)
+    return Seen(f"{_PATH}={path}: configuration, weights and tokenizer are there", tokenizer)
+
+
+def _folder_problems(setting: str, path: Any, weights: bool, tokenizer: bool) -> list[str]:
+    if not isinstance(path, str) or not path:
+        return [f"{setting}={path!r}: accepted are a folder or a hub's name such as Qwen/Qwen3-4B-Base"]
+    if "://" in path:
+        return []
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        if folder.exists():
+            return [f"{setting}={path}: is a file; accepted are a folder or a hub's name"]
+        if not _HUB_NAME.match(path):
+            return [f"{setting}={path}: no such folder, and not a hub's name such as Qwen/Qwen3-4B-Base"]
+        if _offline() and _cached(path) is None:
+            return [
+                f"{setting}={path}: no such folder, and as a hub's name it is not in the local cache, "
+                f"which HF_HUB_OFFLINE=1 asks for alone: name a folder, or fetch it first"
+            ]
+        return []
+    problems = []
+    if weights:
+        try:
+            json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except OSError:
+            problems.append(f"{setting}={path}: the folder has no config.json; accepted is a Hugging Face model folder")
+        except ValueError as error:
+            problems.append(f"{setting}={path}: config.json is not JSON: {error}")
+        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+            problems.append(f"{setting}={path}: the folder has no weights ({', '.join(_WEIGHTS)})")
+    if tokenizer and not any((folder / name).is_file() for name in _TOKENIZER):
+        problems.append(f"{setting}={path}: the folder has no tokenizer ({', '.join(_TOKENIZER)})")
+    return problems
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _cached(name: str) -> str | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return found if isinstance(found, str) else None
+
+
+def _where(name: str) -> str:
+    return "in the local cache" if _cached(name) else "not in the local cache: fetched when the run starts"
+
+
+def check_lengths(config: DictConfig, tokenizer_path: str, rows: Rows) -> Seen:
+    """Tokens of the longest prompts (a thousand, by bytes of text), as verl counts them, and `data.max_prompt_length`.
+
+    Raises:
+        Problems: the tokenizer cannot be loaded or has no chat template; longer prompts, by row, where they would be
+            cut without a word; fewer prompts left than a batch where they are filtered out.
+    """
+    from verl.utils.tokenizer import normalize_token_ids
+
+    tokenizer = _load_tokenizer(config, tokenizer_path)
+    kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
+    kwargs.update(tokenize=True, add_generation_prompt=True, return_dict=False)
+    limit, over, most = config.data.max_prompt_length, [], 0
+    for _, _, path, number, prompt in sorted(rows.longest, reverse=True):
+        try:
+            tokens = len(normalize_token_ids(tokenizer.apply_chat_template(prompt, **kwargs)))
+        except Exception as error:
+            raise Problems(
+                f"{rows.setting}: row {number} of {path}: the chat template of {tokenizer_path} fails on its prompt: "
+                f"{' '.join(str(error).split())}"
+            ) from error
+        most = max(most, tokens)
+        if tokens > limit:
+            over.append((number, path, tokens))
+    if not over:
+        return Seen(f"{rows.setting}: the longest prompt has {most} tokens of data.max_prompt_length={limit}")
+    return _over_long(config, rows, limit, over)
+
+
+def _over_long(config: DictConfig, rows: Rows, limit: int, over: list[tuple[int, str, int]]) -> Seen:
+    number, path, tokens = over[0]
+    least = "at least " if len(over) == len(rows.longest) < len(rows.keys) or rows.read < rows.total else ""
+    what = (
+        f"{rows.setting}: {least}{len(over)} prompts are longer than data.max_prompt_length={limit} tokens "
+        f"(row {number} of {path}: {tokens})"
+    )
+    if config.data.get("filter_overlong_prompts"):
+        left = rows.total - len(over)
+        if rows.setting == "data.train_files" and left < config.data.train_batch_size:
+            raise Problems(
+                f"{what}; data.filter_overlong_prompts=True leaves {left}, fewer than "
+                f"data.train_batch_size={config.data.train_batch_size}"
+            )
+        return Seen(f"{rows.setting}: counted", None, (f"{what}; verl leaves them out",))
+    if config.data.get("truncation") == "left":
+        return Seen(f"{rows.setting}: counted", None, (f"{what}; their beginning is cut off",))
+    raise Problems(
+        f"{what}; verl's agent loop cuts off their beginning: set data.filter_overlong_prompts=True, a larger "
+        f"data.max_prompt_length, or data.truncation=left if that is wanted"
+    )
+
+
+def _load_tokenizer(config: DictConfig, path: str) -> Any:
+    from verl.utils import hf_tokenizer
+
+    model = config.actor_rollout_ref.model
+    try:
+        tokenizer = hf_tokenizer(os.path.expanduser(path), trust_remote_code=model.get("trust_remote_code", False))
+    except Exception as error:
+        raise Problems(f"the tokenizer of {path} cannot be loaded: {' '.join(str(error).split())}") from error
+    if model.get("custom_chat_template"):
+        tokenizer.chat_template = model.custom_chat_template
+    if not tokenizer.chat_template:
+        raise Problems(
+            f"the tokenizer of {path} has no chat template, which verl's agent loop needs: "
+            f"set actor_rollout_ref.model.custom_chat_template, or use another model"
+        )
+    return tokenizer

@@ -1,0 +1,78 @@
+"""Numbers of verl's own settings that verl looks at late or not at all: a wrong one is named before Ray starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+
+def _whole(least: int) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: _is_int(value) and value >= least), f"a whole number of at least {least}"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_POSITIVE = _whole(1)
+_OR_NEVER = (_whole(-1)[0], "a whole number of at least 1, or -1 for never")
+_ABOVE_ZERO = (lambda value: _is_number(value) and value > 0, "a number above 0")
+_SHARE = (lambda value: _is_number(value) and 0 < value <= 1, "a number in (0, 1]")
+
+NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "data.train_batch_size": _POSITIVE,
+    "data.max_prompt_length": _POSITIVE,
+    "data.max_response_length": _POSITIVE,
+    "actor_rollout_ref.rollout.n": _POSITIVE,
+    "actor_rollout_ref.rollout.temperature": _ABOVE_ZERO,
+    "actor_rollout_ref.rollout.top_p": _SHARE,
+    "actor_rollout_ref.rollout.top_k": (_whole(-1)[0], "a whole number of at least 1, or -1 for all"),
+    "actor_rollout_ref.rollout.gpu_memory_utilization": _SHARE,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": _POSITIVE,
+    "actor_rollout_ref.rollout.agent.num_workers": _POSITIVE,
+    "actor_rollout_ref.rollout.val_kwargs.n": _POSITIVE,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": _POSITIVE,
+    "actor_rollout_ref.actor.ppo_epochs": _POSITIVE,
+    "actor_rollout_ref.actor.optim.lr": (lambda value: _is_number(value) and value >= 0, "a number of at least 0"),
+    "reward.num_workers": _POSITIVE,
+    "trainer.n_gpus_per_node": _POSITIVE,
+    "trainer.nnodes": _POSITIVE,
+    "trainer.total_epochs": _POSITIVE,
+    "trainer.total_training_steps": (lambda value: value is None or _POSITIVE[0](value), f"null, or {_POSITIVE[1]}"),
+    "trainer.save_freq": _OR_NEVER,
+    "trainer.test_freq": _OR_NEVER,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": _POSITIVE,
+}
+"""Setting -> (whether a value is accepted, what is)."""
+
+
+def number_problems(config: DictConfig) -> list[str]:
+    """Every number that is not accepted, and lengths and ranks that contradict each other."""
+    values = {name: OmegaConf.select(config, name) for name in NUMBERS}
+    wrong = {name: said for name, (fits, said) in NUMBERS.items() if not fits(values[name])}
+    problems = [f"{name}={values[name]!r}: {said} is accepted" for name, said in wrong.items()]
+    if problems:
+        return problems
+    ranks = values["trainer.n_gpus_per_node"] * values["trainer.nnodes"]
+    parallel = values["actor_rollout_ref.rollout.tensor_model_parallel_size"]
+    if ranks % parallel:
+        problems.append(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={parallel} does not divide the {ranks} ranks "
+            f"(trainer.n_gpus_per_node={values['trainer.n_gpus_per_node']} x trainer.nnodes={values['trainer.nnodes']})"
+        )
+    longest = OmegaConf.select(config, "actor_rollout_ref.rollout.max_model_len")
+    needed = values["data.max_prompt_length"] + values["data.max_response_length"]
+    if longest is not None and (not _is_int(longest) or longest < needed):
+        problems.append(
+            f"actor_rollout_ref.rollout.max_model_len={longest!r}: null or at least {needed} is accepted, "
+            f"data.max_prompt_length={values['data.max_prompt_length']} and "
+            f"data.max_response_length={values['data.max_response_length']} together"
+        )
+    return problems
