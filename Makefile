@@ -5,7 +5,7 @@ PYTEST := $(PY) -m pytest
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-unit test-contract test-integration test-long test-cluster bench bench-core bench-rollout bench-step bench-pods bench-training bench-collection report lint clean
+.PHONY: help setup demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards report lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -31,12 +31,18 @@ test-integration: setup ## the real stack: Ray, TransferQueue, FSDP, vLLM
 	$(PYTEST) tests/integration -m "not long"
 
 test-long: setup ## the tests that `make test` leaves out
+	$(PYTEST) tests/unit -m long
 	$(PYTEST) tests/integration -m long
+
+test-faults: setup ## every fault of docs/faults.md, injected into the real stack (under 60 minutes on 2 cores)
+	$(PYTEST) tests/faults -m faults --faults-json benchmarks/results/faults.json
 
 test-cluster: setup ## Ray and Slurm over two nodes on this machine; installs Slurm from Debian (root; under 40 minutes)
 	$(PYTEST) tests/cluster
 
-bench: bench-core bench-rollout bench-step bench-collection ## all benchmarks
+BENCHES := bench-core bench-scaling bench-rollout bench-step bench-engine bench-streaming bench-collection bench-published bench-data
+bench: setup ## all benchmarks but those of real training
+	$(PY) -m benchmarks.durations $(BENCHES)
 
 bench-core: setup ## verdicts and down-sampling on one core
 	$(PY) -m benchmarks.bench_core
@@ -57,6 +63,24 @@ bench-training: setup ## recipes in real training, three seeds (about 90 minutes
 
 bench-collection: setup ## rollouts per effective group beside dynamic sampling, simulated
 	$(PY) -m benchmarks.bench_collection
+
+bench-scaling: setup ## the core at 1,000 to 1,000,000 prompts: time, memory, and how they grow
+	$(PY) -m benchmarks.bench_scaling
+
+bench-engine: setup ## driver time and memory a rollout, real Ray and TransferQueue around a fake engine
+	$(PY) -m benchmarks.bench_engine
+
+bench-streaming: setup ## time a step and idle share of the engines, streaming against whole rounds, long-tailed answers
+	$(PY) -m benchmarks.bench_streaming
+
+bench-published: setup ## published figures beside ours, simulated
+	$(PY) -m benchmarks.published --readme benchmarks/README.md
+
+bench-data: setup ## seconds and memory of preparing DAPO-Math-17K, on a generated file of its shape
+	$(PY) -m benchmarks.bench_data
+
+bench-rewards: setup ## answers a second through the mathematics reward
+	$(PY) -m benchmarks.bench_rewards
 
 RUNS ?= outputs/comparison
 report: setup ## one HTML file of the runs under RUNS (outputs/comparison)

@@ -29,8 +29,8 @@ RECIPES = {
     "sparse": ("grpo", "dapo", "sara", "sara_dps"),
 }
 SEEDS = (0, 1, 2)
-ROLLOUTS = 9216
-"""36 steps of 32 prompts x 8 rollouts."""
+STEPS = 32
+ROLLOUTS = STEPS * 32 * 8
 EXACTLY = ("timing_s/step", "timing_s/gen", "timing_s/update_actor", "timing_s/old_log_prob")
 SETTINGS = (
     "allocation", "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo", "data.train_batch_size",
@@ -46,26 +46,34 @@ SETTINGS = (
 def overrides(mix: str) -> list[str]:
     """Settings of all runs."""
     spent = f"allocation.stop.run_rollouts={ROLLOUTS}"
-    return [f"tiny.mix={mix}", spent, "trainer.test_freq=4", "data.val_max_samples=256"]
+    steps = f"trainer.total_training_steps={STEPS}"
+    return [f"tiny.mix={mix}", spent, steps, "trainer.test_freq=8", "data.val_max_samples=256"]
 
 
-def compare(mix: str, recipes: list[str], root: Path, run: bool) -> None:
+def compare(mix: str, recipes: list[str], root: Path) -> None:
     """Run what is missing and build the report; ends this program where a run fails."""
     names = ",".join(f"cpu/{name}" for name in recipes)
     shared = ",".join(f"'{setting}'" for setting in overrides(mix))  # quoted: Hydra reads a = in a list as its own
     command = [
         sys.executable, "-m", "verl_ext.compare", f"recipes=[{names}]", f"seeds=[{','.join(map(str, SEEDS))}]",
         f"root={root}", f"project=bench-training-{mix}", f"overrides=[{shared}]",
-        "save_freq=12", f"run={run}", f"title='{len(recipes)} recipes on the mix {mix}, three seeds'",
+        "save_freq=16", f"title='{len(recipes)} recipes on the mix {mix}, three seeds'",
     ]  # fmt: skip
     if code := subprocess.run(command).returncode:
         sys.exit(code)
 
 
+def take_up(target: Path, root: Path) -> None:
+    """Runs kept by an earlier sitting, perhaps on another machine, count as done."""
+    for folder in sorted(target.glob("*/compare.json")):
+        if not (root / folder.parent.name).exists():
+            shutil.copytree(folder.parent, root / folder.parent.name)
+
+
 def keep(root: Path, target: Path) -> int:
     """Copy of each finished run what the report reads, without paths and without what it does not; the number kept."""
     kept = 0
-    for folder in sorted(root.iterdir()):
+    for folder in sorted(root.glob("*")):
         note = folder / "compare.json"
         if not note.is_file() or not json.loads(note.read_text()).get("finished"):
             continue
@@ -115,8 +123,11 @@ def main() -> None:
     target = RESULTS / given.mix
     if not given.tables_only:
         root = Path("outputs") / f"bench-training-{given.mix}"
-        compare(given.mix, recipes, root, run=True)
-        print(f"{keep(root, target)} runs kept in {target}")
+        take_up(target, root)
+        try:
+            compare(given.mix, recipes, root)
+        finally:
+            print(f"{keep(root, target)} runs kept in {target}")
     text, numbers = tables(target)
     print(text)
     (RESULTS / f"{given.mix}.json").write_text(json.dumps(numbers, indent=1) + "\n")

@@ -145,37 +145,6 @@ def test_unscorable_data_ends_and_says_so(stack):
     assert left_in_transfer_queue() == []
 
 
-def test_stopped_and_resumed_is_the_run_that_never_stopped(stack, tmp_path):
-    straight = collector_with(stack)
-    records = []
-    for step in range(1, 5):
-        meta, _ = straight.sample(step)
-        records.append(straight.ledger_record)
-        clear(meta)
-
-    first = collector_with(stack)
-    for step in (1, 2):
-        clear(first.sample(step)[0])
-    first.save(str(tmp_path / "global_step_2" / "allocation"))
-    resumed = collector_with(stack)
-    resumed.load(str(tmp_path / "global_step_2" / "allocation"))
-    again = []
-    for step in (3, 4):
-        clear(resumed.sample(step)[0])
-        again.append(resumed.ledger_record)
-    assert again == records[2:]
-
-
-def test_a_state_of_another_rule_is_refused_by_name(stack, tmp_path):
-    folder = str(tmp_path / "allocation")
-    collector_with(stack).save(folder)
-    other = collector_with(stack, "allocation/allocator=dynamic_sampling")
-    with pytest.raises(ValueError, match="allocator.*allocation.resume=fresh"):
-        other.load(folder)
-    fresh = collector_with(stack, "allocation/allocator=dynamic_sampling", "allocation.resume=fresh")
-    fresh.load(folder)
-
-
 def test_pilots_ride_with_commits_wait_across_the_update_and_survive_a_resume(stack, tmp_path):
     """Pilot-Commit with binding: the rollouts that wait are saved whole and come back row by row."""
     import transfer_queue as tq

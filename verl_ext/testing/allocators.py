@@ -38,7 +38,8 @@ def allocator_contract(
     twice; a step ends within its rounds, and by itself where rounds and budget are plenty; the same seed decides the
     same, whatever the state of NumPy's and Python's global generators; a run resumed before any step decides as one
     that was not stopped; a state with other keys is refused; outcomes told in parts and out of order bring the same
-    verdicts; the step after one that broke off works.
+    verdicts; the step after one that broke off works. Where ``needs_rounds`` is None, all that holds of one step also
+    holds of one that streams.
 
     Args:
         make_allocator: makes a fresh allocator, e.g. ``lambda: make_allocator("sara", group_size=8)``.
@@ -62,6 +63,8 @@ def allocator_contract(
         for number in range(1, steps + 1):
             with explained(f"on {data}, step {number}"):
                 run.step(number)
+    if rule.needs_rounds is None:
+        _streams(trial, steps, (None, size, groups * size))
     for rollouts in (size, 2 * size - 1, groups * size, 40 * groups * size):
         run = trial(rollouts=rollouts)
         for number in range(1, steps + 1):
@@ -83,6 +86,15 @@ def allocator_contract(
     run.step(1)
     check_strict(run, make_allocator, "allocator")
     check_broken_step(trial(), 2 * steps)
+
+
+def _streams(trial: Callable[..., Trial], steps: int, budgets: tuple[int | None, ...]) -> None:
+    for data in DATA:
+        for rollouts in budgets:
+            run = trial(data, rollouts=rollouts, streaming=True)
+            for number in range(1, steps + 1):
+                with explained(f"streaming, on {data}, with a budget of {rollouts} rollouts, step {number}"):
+                    run.step(number)
 
 
 def _few_rounds(run: Trial, steps: int) -> None:

@@ -18,6 +18,7 @@ from verl_ext.allocation.pool import PromptPool
 from verl_ext.allocation.registry import make_allocator, make_downsampler, make_selector
 from verl_ext.allocation.state import rng_for
 from verl_ext.simulation.backend import SimulatedBackend
+from verl_ext.simulation.streaming import SimulatedStream
 
 Cut = Callable[[list[Outcome]], Iterator[list[Outcome]]]
 
@@ -29,6 +30,7 @@ class Trial:
         rates: success rate of each prompt; NaN: it can never be scored.
         selector, allocator, downsampler: rules; None: ``shuffled``, ``uniform``, ``none``.
         groups, rollouts: when a step stops.
+        streaming: steps stream (``rounds: streaming``), the engine's answers taking as long as they are.
         faults: of the simulated engine: ``unscorable``, ``failing``, ``shaping``.
     """
 
@@ -43,6 +45,7 @@ class Trial:
         rollouts: int | None = None,
         max_rounds: int = 8,
         seed: int = 0,
+        streaming: bool = False,
         **faults: float,
     ) -> None:
         self.selector = make_selector("shuffled") if selector is None else selector
@@ -52,6 +55,7 @@ class Trial:
         self.ledger = Ledger()
         self.backend = SimulatedBackend(rates, seed, **faults)
         self.stop, self.max_rounds, self.seed = Stop(groups, rollouts), max_rounds, seed
+        self.streaming = streaming
 
     def step(self, number: int, backend: Any = None) -> Collected:
         """One step through ``collect``, and all that must hold of it.
@@ -60,10 +64,12 @@ class Trial:
             AssertionError: something does not.
             Exception: what ``collect`` raises.
         """
+        backend = backend or self.backend
         with _quiet():
             collected = collect(
                 step=number, allocator=self.allocator, selector=self.selector, pool=self.pool,
-                downsampler=self.downsampler, backend=backend or self.backend, ledger=self.ledger, stop=self.stop,
+                downsampler=self.downsampler, backend=SimulatedStream(backend) if self.streaming else backend,
+                ledger=self.ledger, stop=self.stop, rounds="streaming" if self.streaming else "barrier",
                 max_rounds=self.max_rounds, rng=rng_for(self.seed, "collect", number),
             )  # fmt: skip
         self._check(collected)

@@ -77,8 +77,9 @@ class PilotCommitSettings(AllocatorSettings):
         require(0 <= self.p_lower <= 1, "allocator.p_lower", self.p_lower, "a number in [0, 1]")
         require(self.p_lower <= self.p_upper <= 1, "allocator.p_upper", self.p_upper,
                 f"a number in [p_lower={self.p_lower}, 1]")  # fmt: skip
-        require(any(self.in_band(count, self.n_pilot) for count in range(self.n_pilot + 1)), "allocator.p_lower",
-                self.p_lower, f"a band up to p_upper={self.p_upper} with a multiple of 1 / n_pilot={self.n_pilot} in it")  # fmt: skip
+        require(any(self.in_band(count, self.n_pilot) for count in range(self.n_pilot + 1)),
+                "allocator.p_lower", self.p_lower, f"a band up to p_upper={self.p_upper} with a multiple of "
+                f"1 / n_pilot={self.n_pilot} in it")  # fmt: skip
         require(self.p_solve is None or self.p_upper < self.p_solve <= 1, "allocator.p_solve", self.p_solve,
                 f"null, or a number in (p_upper={self.p_upper}, 1]")  # fmt: skip
         require(self.retire_after >= 1, "allocator.retire_after", self.retire_after, "an integer of 1 or more")

@@ -1,0 +1,182 @@
+"""A real run as a child, watched: what it has logged, the processes it started, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.integration.real_run import RealRun, json_lines
+
+MARK = "VERL_EXT_FAULT_TEST"
+START_S = 1800.0
+
+
+class LiveRun:
+    """`python -m verl_ext.main_ppo ...`; every process it starts carries a mark in its environment."""
+
+    def __init__(
+        self, folder: Path, *overrides: str, command: list[str] | None = None, run_folder: Path | None = None
+    ) -> None:
+        self.folder, self.run_folder = folder, run_folder or folder / "run"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.mark = uuid.uuid4().hex
+        # Sockets of vLLM, Ray and others are made under it; their paths must be short.
+        self.scratch = Path("/tmp", f"vf{self.mark[:6]}")
+        self.scratch.mkdir()
+        self.shm_before = set(os.listdir("/dev/shm"))
+        command = command or [
+            sys.executable, "-m", "verl_ext.main_ppo", *overrides, f"trainer.default_local_dir={self.run_folder}"
+        ]  # fmt: skip
+        environment = {
+            **os.environ, MARK: self.mark, "SPT_NOENV": "1", "RAY_DEDUP_LOGS": "0", "TMPDIR": str(self.scratch),
+            "PYTHONUNBUFFERED": "1",
+        }  # fmt: skip
+        self.log_path = folder / f"{self.mark[:6]}.log"
+        with open(self.log_path, "w") as log:
+            self.child = subprocess.Popen(
+                command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+
+    # ------------------------------------------------ what it does
+
+    @property
+    def log(self) -> str:
+        """All it printed, without colours."""
+        return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", self.log_path.read_text(errors="replace"))
+
+    def steps(self) -> list[int]:
+        """Steps whose metrics are logged."""
+        path = self.run_folder / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_bytes().split(b"\n")[:-1]
+        return [line["step"] for line in map(json.loads, lines) if "training/global_step" in line["data"]]
+
+    def processes(self) -> list[psutil.Process]:
+        """All that carry the mark."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def process(self, title: str) -> psutil.Process:
+        """The one whose title begins so."""
+        found = [p for p in self.processes() if " ".join(p.cmdline()).startswith(title)]
+        assert len(found) == 1, f"{title}: {[' '.join(p.cmdline())[:80] for p in self.processes()]}"
+        return found[0]
+
+    def wait_for(self, what: Callable[[], bool], seconds: float, doing: str) -> None:
+        """Wait until something is so; an early end of the run is an error."""
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert self.child.poll() is None, f"it ended with {self.child.returncode}\n{self.log[-6000:]}"
+            assert time.monotonic() < deadline, f"{doing}: not within {seconds:.0f} s\n{self.log[-6000:]}"
+            time.sleep(0.2)
+
+    def wait_for_step(self, step: int, seconds: float = START_S) -> None:
+        """Wait until the step's metrics are logged."""
+        self.wait_for(lambda: step in self.steps(), seconds, f"step {step}")
+
+    def end(self, number: int | None = None, within: float = 300.0) -> tuple[int, float]:
+        """Send a signal, if any, and wait for the end; exit status and seconds."""
+        began = time.monotonic()
+        if number is not None:
+            os.kill(self.child.pid, number)
+        try:
+            status = self.child.wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end within {within:.0f} s\n{self.log[-6000:]}") from None
+        return status, time.monotonic() - began
+
+    # ------------------------------------------------ what it leaves
+
+    def nothing_left(self, within: float = 30.0) -> str:
+        """No process with the mark, no socket of vLLM or others, no shared memory; says what was looked at."""
+        deadline = time.monotonic() + within
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not left, f"left running: {[' '.join(p.cmdline())[:100] for p in left]}"
+        sockets = [
+            str(path) for path in self.scratch.rglob("*")
+            # Ray keeps a folder a session, with its logs and the names of its sockets, which nobody listens on.
+            if "ray" not in path.relative_to(self.scratch).parts[0] and stat.S_ISSOCK(path.lstat().st_mode)
+        ]  # fmt: skip
+        assert not sockets, f"sockets left: {sockets}"
+        orphans = set(os.listdir("/dev/shm")) - self.shm_before - shared_memory_in_use()
+        assert not orphans, f"shared memory left: {sorted(orphans)}"
+        return "no process, socket or shared memory left"
+
+    def result(self) -> RealRun:
+        """What is in its folder."""
+        ledger = self.run_folder / "ledger.jsonl"
+        return RealRun(
+            self.run_folder, self.log, json_lines(self.run_folder / "metrics.jsonl"), json_lines(ledger)
+        )  # fmt: skip
+
+    def tidy(self) -> None:
+        """End whatever is left, so that the next test has the machine to itself."""
+        for process in [*self.processes()]:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+        if self.child.poll() is None:
+            self.child.kill()
+            self.child.wait()
+        subprocess.run(["rm", "-rf", str(self.scratch)], check=False)
+
+
+def shared_memory_in_use() -> set[str]:
+    """Names under /dev/shm that some process has open or mapped."""
+    names = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+            with open(f"/proc/{pid}/maps") as maps:
+                targets += [line.rstrip().partition("/")[2] and "/" + line.rstrip().partition("/")[2] for line in maps]
+        except OSError:
+            continue
+        names |= {t.removeprefix("/dev/shm/").split()[0].split("/")[0] for t in targets if t.startswith("/dev/shm/")}
+    return names
+
+
+def saved_steps(run_folder: Path) -> list[int]:
+    """Steps with a checkpoint folder."""
+    return sorted(int(path.name.removeprefix("global_step_")) for path in run_folder.glob("global_step_*"))
+
+
+def tracker(run_folder: Path) -> str:
+    """The step that a resume would take."""
+    return (run_folder / "latest_checkpointed_iteration.txt").read_text()
+
+
+def memory_by_name(processes: list[psutil.Process]) -> dict[str, int]:
+    """Bytes that processes have to themselves (USS), by the first word of their titles."""
+    memory: dict[str, int] = {}
+    for process in processes:
+        try:
+            title = " ".join(process.cmdline()) or process.name()
+            name = title.split(".")[0].split()[0] if title.startswith(("ray::", "VLLM::")) else ""
+            if "verl_ext.main_ppo" in title:
+                name = "main_ppo"
+            if name and "IDLE" not in name:
+                memory[name] = memory.get(name, 0) + process.memory_full_info().uss
+        except psutil.Error:
+            continue
+    return memory
+
+
