@@ -44,9 +44,6 @@ RULES = {
 
 def on_fake_engines(steps: int) -> dict[str, list[dict[str, float]]]:
     """Numbers of each step, by mode."""
-    import transfer_queue as tq
-
-    from verl_ext.training.fake_engine import FakeEngineSettings
     from verl_ext.training.fake_run import fake_config, fake_run
 
     shared = [
@@ -56,7 +53,10 @@ def on_fake_engines(steps: int) -> dict[str, list[dict[str, float]]]:
     ]  # fmt: skip
     found: dict[str, list[dict[str, float]]] = {}
     with fake_run(fake_config(shared)) as running:
+        import transfer_queue as tq
+
         from verl_ext.training.collector import Collector
+        from verl_ext.training.fake_engine import FakeEngineSettings
         from verl_ext.training.settings import check_config
 
         manager = running.backend.manager

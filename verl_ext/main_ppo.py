@@ -115,8 +115,12 @@ def main(config: DictConfig) -> None:
     restrict_umask()
     try:
         run(config)
-    except (Problems, CpuPlatformError, ClusterError, NodeLostError) as error:
+    except (Problems, CpuPlatformError, ClusterError) as error:
         sys.exit(f"verl_ext: {error}")
+    except NodeLostError as error:
+        print(f"verl_ext: {error}", file=sys.stderr, flush=True)
+        # EX_TEMPFAIL: whoever started the run knows that it may be started again.
+        sys.exit(75)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ def saved(folder: Path) -> int:
     return int(path.read_text()) if path.exists() else 0
 
 
-def test_both_nodes_train_one_is_lost_and_the_other_goes_on(nodes, shared, alone):
+def test_both_nodes_train_one_is_lost_and_the_other_goes_on(alone, shared, request):
+    nodes = request.getfixturevalue("nodes")
     first, second = nodes[0], nodes[1]
     folder = shared / "run"
     working_dir = shared / "working_dir"

@@ -99,7 +99,22 @@ def test_ray_lost_on_one_node_ends_the_job(slurm, shared, clean):
     raylet = next(p.split()[0] for p in slurm.nodes[1].processes() if "raylet/raylet" in p)
     os.kill(int(raylet), signal.SIGKILL)
     assert job.end(90) == ("FAILED", "1:0"), job.text
-    assert "before the run did: a node or its Ray was lost" in job.text
+    assert "a node or its Ray was lost" in job.text and "could not be put back into the queue" in job.text
+
+
+def test_a_lost_node_puts_the_job_back_until_there_are_nodes_again(slurm, shared, clean):
+    job = slurm.submit(shared / "node", "sleep=600", **TINY)
+    job.wait_for("ran on n1 n2")
+    second = slurm.nodes[1]
+    second.kill()
+    # Whoever notices first: Slurm, or the job itself by Ray.
+    wait_until("the job in the queue", lambda: job.state == "PENDING", 180)
+    assert job.show()["Restarts"] == "1"
+    second.start(slurm.nodes.hosts)
+    slurm.start_node(second)
+    job.wait_for("ran on n1 n2", times=2)
+    slurm.command("scancel", job.number)
+    assert job.end(90)[0] == "CANCELLED"
 
 
 def test_settings_that_cannot_be_are_refused(slurm, shared, clean):

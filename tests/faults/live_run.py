@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.integration.real_run import RealRun, json_lines
+from verl_ext.platform.cleanup import SHARED_MEMORY, paths_in_use
 
 MARK = "VERL_EXT_FAULT_TEST"
 START_S = 1800.0
@@ -116,7 +117,9 @@ class LiveRun:
             if "ray" not in path.relative_to(self.scratch).parts[0] and stat.S_ISSOCK(path.lstat().st_mode)
         ]  # fmt: skip
         assert not sockets, f"sockets left: {sockets}"
-        orphans = set(os.listdir("/dev/shm")) - self.shm_before - shared_memory_in_use()
+        in_use = paths_in_use(filter(str.isdigit, os.listdir("/proc")))
+        new = {SHARED_MEMORY + name for name in set(os.listdir(SHARED_MEMORY)) - self.shm_before}
+        orphans = new - in_use
         assert not orphans, f"shared memory left: {sorted(orphans)}"
         return "no process, socket or shared memory left"
 
@@ -138,20 +141,6 @@ class LiveRun:
             self.child.kill()
             self.child.wait()
         subprocess.run(["rm", "-rf", str(self.scratch)], check=False)
-
-
-def shared_memory_in_use() -> set[str]:
-    """Names under /dev/shm that some process has open or mapped."""
-    names = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-            with open(f"/proc/{pid}/maps") as maps:
-                targets += [line.rstrip().partition("/")[2] and "/" + line.rstrip().partition("/")[2] for line in maps]
-        except OSError:
-            continue
-        names |= {t.removeprefix("/dev/shm/").split()[0].split("/")[0] for t in targets if t.startswith("/dev/shm/")}
-    return names
 
 
 def saved_steps(run_folder: Path) -> list[int]:

@@ -34,7 +34,7 @@ def test_300_steps_on_fake_engines(tmp_path, fault):
     command = [sys.executable, "-m", "benchmarks.bench_engine", "--one", "256", "300", str(out)]
     run = LiveRun(tmp_path, command=_from_here(command))
     try:
-        status, _ = run.end(within=1800)
+        status, _ = run.end(within=3600)
         assert status == 0, run.log[-4000:]
         left = run.nothing_left()
     finally:

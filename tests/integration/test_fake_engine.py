@@ -149,8 +149,9 @@ def test_pilots_ride_with_commits_wait_across_the_update_and_survive_a_resume(st
     """Pilot-Commit with binding: the rollouts that wait are saved whole and come back row by row."""
     import transfer_queue as tq
 
-    recipe = "recipe=cpu/pilot_commit"
-    straight = collector_with(stack, recipe)
+    # Waves of 96, of which enough for a batch qualify.
+    recipe = ("recipe=cpu/pilot_commit", "allocation.allocator.gen_multiple=6")
+    straight = collector_with(stack, *recipe)
     requests: list[list[tuple[str, int]]] = []
     generate_round = straight.backend.manager.generate_round
 
@@ -169,7 +170,7 @@ def test_pilots_ride_with_commits_wait_across_the_update_and_survive_a_resume(st
     second = requests[rounds_of_first]
     commits = [uid for uid, n in second if n == 12]
     pilots = [uid for uid, n in second if n == 4]
-    assert len(commits) == 16 and len(pilots) == 48, "one call carries this step's commits and the next step's pilots"
+    assert len(commits) == 16 and len(pilots) == 96, "one call carries this step's commits and the next step's pilots"
     assert all(uid.startswith("s1g") for uid in commits) and all(uid.startswith("s2g") for uid in pilots)
     assert len(requests) == rounds_of_first + 1
     trained = {key.split("_")[0] for key in meta.keys}
@@ -190,7 +191,7 @@ def test_pilots_ride_with_commits_wait_across_the_update_and_survive_a_resume(st
     expected = straight.ledger_record, sorted(clear_record.keys)
     tq.kv_clear(keys=left_in_transfer_queue(), partition_id="train")
 
-    resumed = collector_with(stack, recipe)
+    resumed = collector_with(stack, *recipe)
     resumed.load(folder)
     assert sorted(left_in_transfer_queue()) == waiting
     after = tq.kv_batch_get(keys=waiting, partition_id="train")

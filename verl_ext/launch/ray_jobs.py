@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ _STATES = {
     "FAILED": JobState.FAILED,
     "STOPPED": JobState.FAILED,
 }
+
+
+AGENT_WITHIN_S = 60.0
+"""A job server answers before the agent that starts jobs does: seconds that it is given."""
 
 
 class RayJobs:
@@ -56,12 +61,16 @@ class RayJobs:
     def submit(self, name: str, arguments: Sequence[str], log: Path) -> str:
         """See `JobServer`."""
         job = f"{re.sub('[^A-Za-z0-9_.-]', '-', name)}-{secrets.token_hex(4)}"
-        try:
-            return self.client.submit_job(
-                entrypoint=shlex.join([*self.command, *arguments]), submission_id=job, runtime_env=self.runtime_env
-            )
-        except Exception as error:  # the client raises RuntimeError and errors of requests alike
-            raise JobServerError(f"Ray refused the job {job}: {error}") from error
+        end = time.monotonic() + AGENT_WITHIN_S
+        while True:
+            try:
+                return self.client.submit_job(
+                    entrypoint=shlex.join([*self.command, *arguments]), submission_id=job, runtime_env=self.runtime_env
+                )
+            except Exception as error:  # the client raises RuntimeError and errors of requests alike
+                if "No available agent" not in str(error) or time.monotonic() > end:
+                    raise JobServerError(f"Ray refused the job {job}: {error}") from error
+                time.sleep(1.0)
 
     def status(self, job: str) -> JobStatus:
         """See `JobServer`."""

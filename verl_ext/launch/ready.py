@@ -8,10 +8,14 @@ status: 0 when all nodes are there, 1 when they are not in time.
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from .join import wait_for_head
 
 
 def whole(nodes: Iterable[Mapping[str, Any]], slots: int) -> list[str]:
@@ -49,6 +53,13 @@ def wait(nodes: int, slots: int, timeout_s: float, address: str = "auto") -> lis
     import ray
 
     deadline = time.monotonic() + timeout_s
+    head = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if re.fullmatch(r"[^/]+:\d+", head):
+        # ray.init holds on to a head that is not there for a minute and more, and keeps a core busy with it.
+        try:
+            wait_for_head(head, timeout_s)
+        except TimeoutError as error:
+            raise ConnectionError(str(error)) from error
     while not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error")

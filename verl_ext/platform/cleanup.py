@@ -17,13 +17,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 RUN_ID = "VERL_EXT_RUN_ID"
 """Environment variable that marks every process of a run."""
 
 _GRACE_S = 5.0
+SHARED_MEMORY = "/dev/shm/"
 _PATIENCE_S = 30.0
 
 
@@ -57,16 +58,69 @@ def _self_and_ancestors() -> set[int]:
     return pids
 
 
-def end_run_processes(run_id: str, grace_s: float = _GRACE_S) -> list[int]:
-    """End every process of the run that is still there.
+def paths_in_use(pids: Iterable[int | str]) -> set[str]:
+    """Paths of shared memory that these processes have open or mapped, and of sockets that they are bound to."""
+    sockets = _bound_sockets()
+    paths = set()
+    for pid in pids:
+        opened: list[str] = []
+        try:
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                opened.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+        except OSError:  # ended meanwhile, or another user's
+            pass
+        try:
+            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+                opened += [line.rstrip("\n")[line.index("/") :] for line in maps if "/" in line]
+        except OSError:
+            pass
+        paths |= {path for path in opened if path.startswith(SHARED_MEMORY) and not path.endswith("(deleted)")}
+        paths |= {sockets[name] for name in opened if name in sockets}
+    return paths
+
+
+def remove_unused(paths: Iterable[str]) -> None:
+    """Remove these, but for what some process still uses.
+
+    Processes that are killed leave shared memory behind, gigabytes of the machine's (verl's weights on their way to
+    vLLM), and the names of sockets.
+    """
+    paths = set(paths)
+    if paths:
+        paths -= paths_in_use(filter(str.isdigit, os.listdir("/proc"))) | set(_bound_sockets().values())
+    for path in paths:
+        try:
+            os.unlink(path)
+        except OSError:  # its owner has done it
+            continue
+
+
+def _bound_sockets() -> dict[str, str]:
+    """Sockets with a path, by what /proc calls them in a process's descriptors."""
+    found = {}
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
+            for line in table:
+                fields = line.split(maxsplit=7)
+                if len(fields) == 8 and fields[7].startswith("/"):
+                    found[f"socket:[{fields[6]}]"] = fields[7].rstrip("\n")
+    except OSError:
+        pass
+    return found
+
+
+def end_run_processes(run_id: str, grace_s: float = _GRACE_S, leftovers: Iterable[str] = ()) -> list[int]:
+    """End every process of the run that is still there, and remove the shared memory and sockets they leave.
 
     Args:
         run_id: the run's id, as in the environment variable ``VERL_EXT_RUN_ID``.
         grace_s: seconds between asking (SIGTERM) and ending (SIGKILL).
+        leftovers: paths that processes of the run which are gone already had in use.
 
     Returns:
         The pids that were still there.
     """
+    paths = {*leftovers, *paths_in_use(run_processes(run_id))}
     ended: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace_s
@@ -82,6 +136,7 @@ def end_run_processes(run_id: str, grace_s: float = _GRACE_S) -> list[int]:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
+    remove_unused(paths)
     return sorted(ended)
 
 
@@ -183,12 +238,13 @@ def run_guard(ask_to_stop: Callable[[], bool] | None = None) -> Iterator[str]:
         yield run_id
     finally:
         guarded = False
+        leftovers = paths_in_use(run_processes(run_id))
         ray = sys.modules.get("ray")
         try:
             if ray is not None and ray.is_initialized():
                 ray.shutdown()
         finally:
-            end_run_processes(run_id)
+            end_run_processes(run_id, leftovers=leftovers)
             if previous is not None:
                 signal.signal(signal.SIGTERM, previous)
             for key, value in before.items():

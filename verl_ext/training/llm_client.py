@@ -105,7 +105,8 @@ class GroupLLMClient(LLMServerClient):
         except (ray.exceptions.ActorDiedError, ray.exceptions.RayTaskError) as error:
             cause = getattr(error, "cause", error)
             if isinstance(error, ray.exceptions.ActorDiedError) or type(cause).__name__ == "EngineDeadError":
-                raise RoundError(f"a rollout server died: {error}") from error
+                said = str(cause).strip().partition("\n")[0]
+                raise RoundError(f"a rollout server died: {type(cause).__name__}: {said}") from error
             raise
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -40,3 +41,41 @@ def test_without_a_cluster_there_is_nothing_to_ask(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     assert ask_trainer_to_stop() is False
+
+
+SEGMENT = """
+import os, socket, sys, time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None  # as a process that is killed: nobody tidies up after it
+segment = shared_memory.SharedMemory(create=True, size=4096)
+bound = socket.socket(socket.AF_UNIX)
+bound.bind(sys.argv[1])
+print(segment.name, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm here")
+def test_shared_memory_and_sockets_of_a_run_go_with_its_processes_and_those_of_others_stay(tmp_path):
+    from verl_ext.platform.cleanup import RUN_ID, end_run_processes
+
+    children = {
+        run: subprocess.Popen(
+            [sys.executable, "-c", SEGMENT, str(tmp_path / run)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, RUN_ID: run},
+        )
+        for run in ("stopping-a", "stopping-b")
+    }
+    paths = {run: os.path.join("/dev/shm", child.stdout.readline().strip()) for run, child in children.items()}
+    try:
+        assert all(map(os.path.exists, paths.values()))
+        assert end_run_processes("stopping-a", 1.0) == [children["stopping-a"].pid]
+        assert not os.path.exists(paths["stopping-a"]) and os.path.exists(paths["stopping-b"])
+        assert sorted(os.listdir(tmp_path)) == ["stopping-b"]
+    finally:
+        end_run_processes("stopping-b", 1.0)
+        for child in children.values():
+            child.wait()
+    assert not os.path.exists(paths["stopping-b"]) and os.listdir(tmp_path) == []

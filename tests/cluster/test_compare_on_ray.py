@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_module
 from verl_ext.compare import run
 from verl_ext.comparison.plan import read_note
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.cluster
 
 CHILD = """
 import json, os, sys, time
