@@ -1,10 +1,10 @@
 """Time a step and idle share of the engines: `allocation.rounds=streaming` against the barrier, long-tailed answers.
 
-    python -m benchmarks.bench_streaming [--steps 6] [--out benchmarks/results/streaming.json]
+    python -m benchmarks.bench_streaming [--steps 4] [--out benchmarks/results/streaming.json]
 
 1. The real collector, Ray actors and TransferQueue around fake engines: 4 workers of 64 slots, log-normal lengths (mean
-   100 tokens, sigma 1, at most 1,000), 5 ms a token, SARA, 32 groups of 8. The modes run in turn on one cluster and the
-   same prompts; the first step, in which the commit rate is not known, is not counted.
+   100 tokens, sigma 1, at most 1,000), 10 ms a token, SARA, 32 groups of 8. The modes take turns, a step each, on one
+   cluster, so that they share the machine's other load; the first step, with the commit rate unknown, is not counted.
 2. The same loops in virtual time at 128 groups on 2,048 slots, wrong answers being half as long again: what the order
    of arrival does to the lengths trained on, and what a margin costs and gains.
 
@@ -20,12 +20,14 @@ import platform
 import time
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import numpy as np
+import psutil
 
 RESULTS = Path(__file__).parent / "results" / "streaming.json"
 WORKERS, SLOTS, GROUPS, SIZE = 4, 64, 32, 8
-FAKE = {"mean_tokens": 100.0, "length_sigma": 1.0, "seconds_per_token": 0.005, "slots": SLOTS}
+FAKE = {"mean_tokens": 100.0, "length_sigma": 1.0, "seconds_per_token": 0.01, "slots": SLOTS}
 MODES = {
     "barrier": [],
     "streaming": ["allocation.rounds=streaming"],
@@ -59,15 +61,16 @@ def on_fake_engines(steps: int) -> dict[str, list[dict[str, float]]]:
         from verl_ext.training.fake_engine import FakeEngineSettings
         from verl_ext.training.settings import check_config
 
-        manager = running.backend.manager
+        manager, collectors, own = running.backend.manager, {}, psutil.Process()
         for mode, overrides in MODES.items():
             settings, budget = check_config(fake_config([*shared, *overrides]))
-            collector = Collector(settings, budget, running.prompts)
-            collector.connect(manager)
-            manager.set_model(FakeEngineSettings(**FAKE))
-            lines = found[mode] = []
-            busy = sum(manager.slots_busy())
-            for step in range(1, steps + 2):
+            collectors[mode] = Collector(settings, budget, running.prompts)
+            collectors[mode].connect(manager)
+        manager.set_model(FakeEngineSettings(**FAKE))
+        busy = sum(manager.slots_busy())
+        for step in range(1, steps + 2):
+            for mode, collector in collectors.items():
+                lines, cpu = found.setdefault(mode, []), _cpu(own)
                 start = time.perf_counter()
                 meta, metrics = collector.sample(step)
                 seconds = time.perf_counter() - start
@@ -87,10 +90,19 @@ def on_fake_engines(steps: int) -> dict[str, list[dict[str, float]]]:
                         "trained_tokens": mean(tag["response_len"] for tag in meta.tags),
                         "gap_s": metrics["allocation/round_gap_s"],
                         "driver_s": metrics["allocation/driver_s"],
+                        "cpu_s": _cpu(own) - cpu,
+                        "load": os.getloadavg()[0],
                     }
                 )
-                print(f"  {mode:22} step {step}: {seconds:6.2f} s, idle {lines[-1]['idle']:.2f}", flush=True)
+                said = f"idle {lines[-1]['idle']:.2f}, CPU {lines[-1]['cpu_s']:.1f} s, load {lines[-1]['load']:.1f}"
+                print(f"  {mode:22} step {step}: {seconds:6.2f} s, {said}", flush=True)
     return {mode: lines[1:] for mode, lines in found.items()}
+
+
+def _cpu(process: Any) -> float:
+    """CPU seconds of the driver, the workers, and all else of the cluster."""
+    times = [p.cpu_times() for p in (process, *process.children(recursive=True))]
+    return sum(t.user + t.system for t in times)
 
 
 def in_virtual_time(rule: str, seed: int) -> list[dict[str, float]]:
@@ -163,7 +175,7 @@ def table(title: str, found: dict[str, list[dict[str, float]]], first: str) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     start, load = time.perf_counter(), os.getloadavg()
