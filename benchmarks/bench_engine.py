@@ -103,12 +103,15 @@ def trend(lines: list[dict], part: str) -> dict[str, float]:
     first = max(1, len(lines) // 10)
     counted = np.array([line[f"{part}_bytes"] for line in lines[first:]], float)
     slope, _, low, high = theilslopes(counted, np.arange(len(counted)))
+    late = counted[len(counted) // 2 :]  # caches fill while a run is young
+    late_slope, _, late_low, late_high = theilslopes(late, np.arange(len(late)))
     rollouts = np.mean([line["step_rollouts"] for line in lines[first:]])
     return {
         "bytes": float(np.median(counted)),
         "first_bytes": float(counted[0]),
         "last_bytes": float(counted[-1]),
         "bytes_a_step": float(slope), "low": float(low), "high": float(high),
+        "late_bytes_a_step": float(late_slope), "late_low": float(late_low), "late_high": float(late_high),
         "bytes_a_rollout": float(slope / rollouts),
         "growth": float(slope * (len(counted) - 1) / np.median(counted)),
     }  # fmt: skip
@@ -147,60 +150,77 @@ def main() -> int:
     parser.add_argument("--steps", type=int, nargs=2, default=[steps for _, steps in RUNS.values()])
     parser.add_argument("--most-s", type=float, help=f"seconds after which a run makes no further step; {MOST_S}")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--saved", action="store_true", help="run nothing: summarise the steps in --out once more")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # rollouts, steps, file: the run itself
     args = parser.parse_args()
     if args.one:
         run_steps(int(args.one[0]), int(args.one[1]), Path(args.one[2]), args.most_s or float("inf"))
         return 0
-    began, results, failed = time.perf_counter(), {}, []
-    for (name, (rollouts, _)), steps in zip(RUNS.items(), args.steps, strict=True):
+    if args.saved:
+        record = json.loads(args.out.read_text())
+        for run in record["runs"].values():
+            run |= summarise(run["by_step"])
+    else:
+        record = measured(args.steps, args.most_s or MOST_S)
+    record["failed"] = [fault for name, run in record["runs"].items() for fault in shown(name, run)]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(_rounded(record)) + "\n")
+    verdict = "; ".join(record["failed"]) or f"nothing is left behind, no memory grows by more than {MOST_GROWTH:.0%}"
+    print(f"written to {args.out} after {record['seconds']:.0f} s; {verdict}")
+    return int(bool(record["failed"]))
+
+
+def measured(wanted: list[int], most_s: float) -> dict:
+    """Both runs, each in a process of its own."""
+    began, results = time.perf_counter(), {}
+    for (name, (rollouts, _)), steps in zip(RUNS.items(), wanted, strict=True):
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "steps.json"
             command = [sys.executable, "-m", "benchmarks.bench_engine", "--one", str(rollouts), str(steps), str(file)]
-            command += ["--most-s", str(args.most_s or MOST_S)]
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run([*command, "--most-s", str(most_s)], capture_output=True, text=True)
             if done.returncode:
                 sys.exit(f"{name}: exit status {done.returncode}\n" + (done.stdout + done.stderr)[-4000:])
             found = json.loads(file.read_text())
-        summary = summarise(found["steps"])
-        made = len(found["steps"])
-        results[name] = {
-            "steps": made,
-            "steps_wanted": steps,
-            "processes": found["processes"],
-            **summary,
-            "by_step": found["steps"],
-        }
-        us, halves = summary["us_a_rollout"], summary["driver_cpu_us_by_half"]
-        print(
-            f"{name}, {made} of {steps} steps, {summary['rollouts']:,.0f} rollouts, "
-            f"{summary['rounds_a_step']:.1f} rounds a step, {summary['rollouts_a_second']:.0f} rollouts/s\n"
-            f"  CPU a rollout: driver {us['driver_cpu']:.0f} us (first half of the steps {halves[0]:.0f}, second "
-            f"{halves[1]:.0f}), workers {us['worker_cpu']:.0f} us, storage {us['storage_cpu']:.0f} us, controller "
-            f"{us['controller_cpu']:.0f} us; {us['driver_outside_generate']:.0f} us of the driver's outside the rounds"
-        )
-        for part, row in summary["memory"].items():
-            print(
-                f"  {part:10} {row['bytes'] / 2**20:7.1f} MiB, {row['bytes_a_step'] / 2**10:+8.1f} "
-                f"[{row['low'] / 2**10:+.1f}, {row['high'] / 2**10:+.1f}] KiB a step, {row['bytes_a_rollout']:+.1f} "
-                f"bytes a rollout, {row['growth']:+.1%} over the counted steps"
-            )
-            if row["growth"] > MOST_GROWTH:
-                failed.append(f"{name}: memory of {part} grows by {row['growth']:.1%}")
-        for where in ("queue", "driver"):
-            if summary[f"left_in_{where}"]:
-                failed.append(f"{name}: {summary[f'left_in_{where}']} rows left in the {where} after a step")
-    seconds = time.perf_counter() - began
-    record = {
+        lines = found["steps"]
+        results[name] = {"steps": len(lines), "steps_wanted": steps, "processes": found["processes"]}
+        results[name] |= summarise(lines) | {"by_step": lines}
+    return {
         "what": "fake engine behind the real collector and TransferQueue; see benchmarks/bench_engine.py",
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "python": platform.python_version(), "seconds": round(seconds, 1), "prompts": PROMPTS,
-        "most_growth": MOST_GROWTH, "failed": failed, "runs": results,
+        "load_after": os.getloadavg()[1], "python": platform.python_version(),
+        "seconds": round(time.perf_counter() - began, 1), "prompts": PROMPTS, "most_growth": MOST_GROWTH,
+        "runs": results,
     }  # fmt: skip
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(_rounded(record)) + "\n")
-    print(f"written to {args.out} after {seconds:.0f} s; " + ("; ".join(failed) or "memory is flat"))
-    return int(bool(failed))
+
+
+def shown(name: str, run: dict) -> list[str]:
+    """Print a run's numbers.
+
+    Returns:
+        What is wrong with it.
+    """
+    us, halves, failed = run["us_a_rollout"], run["driver_cpu_us_by_half"], []
+    print(
+        f"{name}, {run['steps']} of {run['steps_wanted']} steps, {run['rollouts']:,.0f} rollouts, "
+        f"{run['rounds_a_step']:.1f} rounds a step, {run['rollouts_a_second']:.0f} rollouts/s\n"
+        f"  CPU a rollout: driver {us['driver_cpu']:.0f} us (first half of the steps {halves[0]:.0f}, second "
+        f"{halves[1]:.0f}), workers {us['worker_cpu']:.0f} us, storage {us['storage_cpu']:.0f} us, controller "
+        f"{us['controller_cpu']:.0f} us; {us['driver_outside_generate']:.0f} us of the driver's outside the rounds"
+    )
+    for part, row in run["memory"].items():
+        print(
+            f"  {part:10} {row['bytes'] / 2**20:7.1f} MiB, {row['bytes_a_step'] / 2**10:+8.1f} "
+            f"[{row['low'] / 2**10:+.1f}, {row['high'] / 2**10:+.1f}] KiB a step, {row['bytes_a_rollout']:+.1f} "
+            f"bytes a rollout, {row['growth']:+.1%} over the counted steps; "
+            f"in their second half {row['late_bytes_a_step'] / 2**10:+.1f} [{row['late_low'] / 2**10:+.1f}, "
+            f"{row['late_high'] / 2**10:+.1f}] KiB a step"
+        )
+        if row["growth"] > MOST_GROWTH:
+            failed.append(f"{name}: memory of {part} grows by {row['growth']:.1%}")
+    for where in ("queue", "driver"):
+        if run[f"left_in_{where}"]:
+            failed.append(f"{name}: {run[f'left_in_{where}']} rows left in the {where} after a step")
+    return failed
 
 
 def _rounded(value):
