@@ -41,7 +41,7 @@ def clean(slurm):
 
 def left(nodes):
     """What runs on the nodes beside slurmd."""
-    return [f"{node.name}: {p}" for node in nodes.nodes for p in node.processes() if "slurmd" not in p]
+    return [f"{node.name}: {p[:150]}" for node in nodes.nodes for p in node.processes() if "slurmd" not in p]
 
 
 def folders(node):

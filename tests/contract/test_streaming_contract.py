@@ -21,6 +21,7 @@ def test_vllm_aborts_by_the_name_a_request_was_sent_with():
     parameters = inspect.signature(AsyncLLM.abort).parameters
     assert list(parameters) == ["self", "request_id", "internal"] and parameters["internal"].default is False
     assert inspect.iscoroutinefunction(AsyncLLM.abort)
+    assert "self.output_handler: asyncio.Task | None" in inspect.getsource(AsyncLLM)
 
 
 def test_verls_own_abort_still_looks_requests_up_by_that_name():
@@ -37,6 +38,7 @@ def test_verls_own_abort_still_looks_requests_up_by_that_name():
 class Engine:
     def __init__(self):
         self.ended = []
+        self.output_handler = asyncio.current_task()
 
     async def abort(self, request_ids):
         await asyncio.sleep(0)
@@ -63,14 +65,14 @@ class Server:
 
         class Call:
             async def remote(self, function, *args):
-                function(outer, *args)
+                await asyncio.to_thread(function, outer, *args)  # as Ray does: outside of the event loop
 
         self.generate = Generate()
         self.__ray_call__ = Call()
 
 
 @pytest.fixture
-def client(monkeypatch):
+async def client(monkeypatch):
     from omegaconf import OmegaConf
     from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -121,8 +123,8 @@ async def test_an_engine_that_is_not_vllm_is_not_told(client):
 
 async def test_the_abort_runs_to_its_end_inside_the_server():
     server = Server()
-    abort_in_engine(server, ["x"])
-    await asyncio.sleep(0.01)
+    await asyncio.to_thread(abort_in_engine, server, ["x"])
+    await asyncio.sleep(0.1)
     assert server.engine.ended == ["x"]
 
 
