@@ -195,12 +195,15 @@ def test_the_recipe_trains_over_both_nodes_and_goes_on_after_a_requeue(slurm, sh
         **CPU,
     )
     tracker = folder / "latest_checkpointed_iteration.txt"
-    wait_until("a step saved", lambda: tracker.exists() or job.state not in ("PENDING", "RUNNING"), 900)
-    assert tracker.exists(), job.failure("no step was saved")
+    metrics = folder / "metrics.jsonl"
+    # A step is saved before it is logged: both have to be there.
+    there = tracker.exists, lambda: metrics.exists() and metrics.read_text()
+    wait_until("a step", lambda: all(one() for one in there) or job.state not in ("PENDING", "RUNNING"), 900)
+    assert all(one() for one in there), job.failure("no step was saved and logged")
     slurm.command("scontrol", "requeue", job.number)
     assert job.end(1200) == ("COMPLETED", "0:0"), job.failure("not completed")
     assert "start 2: 2 node(s)" in job.text and "The ledger adds up" in job.text
-    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps == [1, 2, 3] and tracker.read_text() == "3"
     # both nodes were trained on: one rank each
     assert {path.name for path in (folder / "global_step_3" / "actor").glob("model_world_size_2_rank_*.pt")} == {

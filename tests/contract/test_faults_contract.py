@@ -58,3 +58,14 @@ def test_rays_store_of_keys_and_values():
     put, exists = internal_kv._internal_kv_put, internal_kv._internal_kv_exists
     assert {"key", "value", "overwrite", "namespace"} <= set(inspect.signature(put).parameters)
     assert {"key", "namespace"} <= set(inspect.signature(exists).parameters)
+
+
+def test_vllm_makes_its_sockets_where_it_is_told(monkeypatch, tmp_path):
+    from vllm import envs
+    from vllm.utils.network_utils import get_open_zmq_ipc_path
+
+    from verl_ext.platform.cleanup import _VLLM_SOCKETS
+
+    monkeypatch.setenv(_VLLM_SOCKETS, str(tmp_path))
+    assert envs.VLLM_RPC_BASE_PATH == str(tmp_path)
+    assert get_open_zmq_ipc_path().startswith(f"ipc://{tmp_path}/")

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +25,7 @@ from contextlib import contextmanager
 RUN_ID = "VERL_EXT_RUN_ID"
 """Environment variable that marks every process of a run."""
 
+_VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"
 _GRACE_S = 5.0
 SHARED_MEMORY = "/dev/shm/"
 _PATIENCE_S = 30.0
@@ -159,12 +162,12 @@ def end_child(child: subprocess.Popen) -> None:
     child.wait()
 
 
-def _start_watcher(run_id: str) -> subprocess.Popen:
-    """A process that ends the run's processes as soon as this process is gone, for whatever reason."""
+def _start_watcher(run_id: str, folder: str) -> subprocess.Popen:
+    """A process that ends the run's processes, and removes its folder, once this process is gone, however it went."""
     environment = {key: value for key, value in os.environ.items() if key != RUN_ID}
     return subprocess.Popen(
         # -I -S: nothing but this file and the standard library is imported.
-        [sys.executable, "-I", "-S", os.path.abspath(__file__), run_id],
+        [sys.executable, "-I", "-S", os.path.abspath(__file__), run_id, folder],
         stdin=subprocess.PIPE,
         env=environment,
         # Not in the foreground group: Ctrl-C must not end it before its work is done.
@@ -210,11 +213,14 @@ def run_guard(ask_to_stop: Callable[[], bool] | None = None) -> Iterator[str]:
         The run's id.
     """
     run_id = uuid.uuid4().hex
-    before = {key: os.environ.get(key) for key in (RUN_ID, "SPT_NOENV")}
+    before = {key: os.environ.get(key) for key in (RUN_ID, "SPT_NOENV", _VLLM_SOCKETS)}
     os.environ[RUN_ID] = run_id
     # Ray and vLLM set process titles; without this the title overwrites the environment that /proc shows.
     os.environ["SPT_NOENV"] = "1"
-    watcher = _start_watcher(run_id)
+    # vLLM names its sockets anew each time and leaves them behind, even in a run that ends well.
+    folder = tempfile.mkdtemp(prefix="verl_ext-")
+    os.environ.setdefault(_VLLM_SOCKETS, folder)
+    watcher = _start_watcher(run_id, folder)
 
     guarded, terminated = True, False
 
@@ -245,6 +251,7 @@ def run_guard(ask_to_stop: Callable[[], bool] | None = None) -> Iterator[str]:
                 ray.shutdown()
         finally:
             end_run_processes(run_id, leftovers=leftovers)
+            shutil.rmtree(folder, ignore_errors=True)
             if previous is not None:
                 signal.signal(signal.SIGTERM, previous)
             for key, value in before.items():
@@ -262,3 +269,4 @@ def run_guard(ask_to_stop: Callable[[], bool] | None = None) -> Iterator[str]:
 if __name__ == "__main__":
     sys.stdin.buffer.read()
     end_run_processes(sys.argv[1])
+    shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -34,6 +35,28 @@ def ended(asked: str, signals: int) -> tuple[int, str]:
 ])  # fmt: skip
 def test_the_first_sigterm_asks_and_the_second_ends(asked, signals, output):
     assert ended(asked, signals) == (128 + signal.SIGTERM, output)
+
+
+def test_the_folder_of_vllms_sockets_goes_with_the_run(tmp_path):
+    body = """
+        import os, signal
+        from verl_ext.platform.cleanup import run_guard
+        with run_guard():
+            open(os.path.join(os.environ["VLLM_RPC_BASE_PATH"], "socket"), "w").close()
+            print(os.listdir(os.environ["TMPDIR"]), flush=True)
+            if {killed}:
+                os.kill(os.getpid(), signal.SIGKILL)
+    """
+    for killed in (False, True):
+        code = textwrap.dedent(body).format(killed=killed)
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        environment.pop("VLLM_RPC_BASE_PATH", None)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+        assert "verl_ext-" in done.stdout
+        deadline = time.monotonic() + 30
+        while os.listdir(tmp_path) and time.monotonic() < deadline:  # the watcher is another process
+            time.sleep(0.1)
+        assert os.listdir(tmp_path) == []
 
 
 def test_without_a_cluster_there_is_nothing_to_ask(monkeypatch):
