@@ -107,44 +107,25 @@ def _cpu(process: Any) -> float:
 
 def in_virtual_time(rule: str, seed: int) -> list[dict[str, float]]:
     """Numbers of each step but the first, one token a slot and second."""
-    from verl_ext.allocation import (
-        Ledger,
-        PromptPool,
-        Stop,
-        collect,
-        make_allocator,
-        make_downsampler,
-        make_selector,
-        rng_for,
-    )  # fmt: skip
-    from verl_ext.simulation.backend import SimulatedBackend
-    from verl_ext.simulation.population import make_population
-    from verl_ext.simulation.streaming import SimulatedStream
+    from verl_ext.simulation.run import Rules, Simulation
+    from verl_ext.simulation.settings import LengthSettings, WorldSettings
 
     name, settings, rounds = RULES[rule]
-    prompts, groups, slots = SIMULATED["prompts"], SIMULATED["groups"], SIMULATED["slots"]
-    population = make_population(
-        "u_shaped", prompts, 1, 1, rng_for(seed, "population"), share=SIMULATED["effective_share"], mean=0.35,
-        group_size=SIZE,
+    groups, slots = SIMULATED["groups"], SIMULATED["slots"]
+    world = WorldSettings(
+        prompts=SIMULATED["prompts"], batch=groups, frozen=True, effective_share=SIMULATED["effective_share"],
+        topics=1, held_out=1, slots=slots, length=LengthSettings(1000, sigma=0.8, wrong_factor=1.5, max_tokens=8192),
     )  # fmt: skip
-    outcomes = SimulatedBackend(
-        population.rates(), seed, mean_tokens=1000, wrong_factor=1.5, sigma=0.8, max_tokens=8192
-    )
-    engine = SimulatedStream(outcomes, slots=slots)
-    parts = make_allocator(name, **settings), make_selector("shuffled"), PromptPool(list(map(str, range(prompts))))
-    ledger, lines = Ledger(), []
+    rules = Rules(allocator={"name": name, **settings}, rollouts=24 * groups * SIZE, max_rounds=16, rounds=rounds)
+    run, lines = Simulation("u_shaped", world, rules, seed), []
     for step in range(1, SIMULATED["steps"] + 2):
-        start, busy = engine.now, engine.busy
-        done = collect(
-            step=step, allocator=parts[0], selector=parts[1], pool=parts[2], downsampler=make_downsampler("none"),
-            backend=engine, ledger=ledger, stop=Stop(groups, 24 * groups * SIZE), max_rounds=16,
-            rng=rng_for(seed, "collect", step), rounds=rounds,
-        )  # fmt: skip
-        record, seconds = ledger.step_record(step), engine.now - start
+        start, busy = run.engine.now, run.engine.busy
+        done = run.advance()
+        record, seconds = run.ledger.step_record(step), run.engine.now - start
         lines.append(
             {
                 "seconds": seconds,
-                "idle": 1 - (engine.busy - busy) / (seconds * slots),
+                "idle": 1 - (run.engine.busy - busy) / (seconds * slots),
                 "groups": len(done.groups),
                 "rollouts": record["issued"],
                 "tokens": record["tokens"],

@@ -28,7 +28,7 @@ from verl_ext.simulation.record import RecordError  # noqa: E402
 from verl_ext.simulation.run import Rules, simulate  # noqa: E402
 from verl_ext.simulation.settings import SimulationError, need, world_settings  # noqa: E402
 
-_ALLOCATION = {"selector", "allocator", "downsampler", "stop", "max_rounds", "seed"}
+_ALLOCATION = {"selector", "allocator", "downsampler", "stop", "rounds", "max_rounds", "seed"}
 
 
 def run(config: DictConfig) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         need(False, f"allocation.{name}", allocation[name], "in a simulation " + ", ".join(sorted(_ALLOCATION)))
     rules = Rules(
         allocation["selector"], allocation["allocator"], allocation["downsampler"],
-        allocation["stop"]["rollouts"], allocation["max_rounds"],
+        allocation["stop"]["rollouts"], allocation["max_rounds"], allocation["rounds"],
     )  # fmt: skip
     result = simulate(plain["population"], world, rules, seed)
     return {**result, "settings": plain}
@@ -71,6 +71,9 @@ def summary(result: dict[str, Any]) -> str:
                              f"{'no' if per_group is None else f'{per_group:.2f}'} rollouts each"),
         ("accuracy, recorded" if "reused_rollouts" in result else "held-out accuracy", accuracy),
     ]  # fmt: skip
+    if "seconds" in result:
+        idle = f", {result['idle_share']:.1%} of the slots idle" if "idle_share" in result else ""
+        rows.append(("at a token a second", f"{result['seconds']:,.0f} s{idle}"))
     return "\n".join(f"{name:<20}{value}" for name, value in rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from .population import effective_share, make_population
 from .record import read_record
 from .replay import ReplayBackend
 from .settings import WorldSettings
+from .streaming import SimulatedStream
 from .updates import Learner
 
 
@@ -39,7 +40,9 @@ class Rules:
     rollouts: int | None = None
     """Most rollouts a step; null: 6 x batch x group_size."""
     max_rounds: int = 8
-    """Rounds a step may take."""
+    """Rounds a step may take; streaming: requests of one prompt."""
+    rounds: Literal["barrier", "streaming"] = "barrier"
+    """Whole rounds, or each prompt's next request as soon as its own rollouts are back."""
 
 
 class Simulation:
@@ -68,7 +71,14 @@ class Simulation:
         if population == "recorded":
             self.backend: Any = ReplayBackend(read_record(world.record), seed, frozen=world.frozen)
             self.pool = PromptPool(self.backend.keys, seed=seed)
-            return
+        else:
+            self._populate(population)
+        timed = world.slots is not None or rules.rounds == "streaming"
+        self.engine = SimulatedStream(self.backend, slots=world.slots) if timed else None
+        """The backend with a clock, a token a second; None where time plays no part."""
+
+    def _populate(self, population: str) -> None:
+        world, seed = self.world, self.seed
         rng = rng_for(seed, "population")
         self.population = make_population(
             population, world.prompts, world.held_out, world.topics, rng,
@@ -90,8 +100,8 @@ class Simulation:
             self.backend.begin_step()
         collected = collect(
             step=self.step, allocator=self.allocator, selector=self.selector, pool=self.pool,
-            downsampler=self.downsampler, backend=self.backend, ledger=self.ledger, stop=self.stop,
-            max_rounds=self.rules.max_rounds, rng=rng_for(self.seed, "collect", self.step),
+            downsampler=self.downsampler, backend=self.engine or self.backend, ledger=self.ledger, stop=self.stop,
+            rounds=self.rules.rounds, max_rounds=self.rules.max_rounds, rng=rng_for(self.seed, "collect", self.step),
         )  # fmt: skip
         if self._learner is not None and collected.groups:
             self._learner.update(*_trained_on(collected))
@@ -131,12 +141,14 @@ def simulate(population: str, world: WorldSettings, rules: Rules, seed: int = 0)
         Over the counted steps: ``rollouts``, ``tokens``, ``effective_groups`` (mixed groups trained on),
         ``rollouts_per_effective_group`` (None without any), ``rounds_per_step``, ``ledger`` (rollouts and tokens by
         fate, and what waits at the end), ``accuracy`` (held-out, at the end), ``curve`` (by step: rollouts and tokens
-        so far, held-out accuracy, effective share of the pool), ``short_steps``, ``settings``.
+        so far, held-out accuracy, effective share of the pool), ``short_steps``, ``settings``. With a clock also
+        ``seconds``, a token a second, and with ``slots`` their ``idle_share``.
     """
     run = Simulation(population, world, rules, seed)
     for _ in range(world.warmup_steps):
         run.advance()
     before = run.ledger.step_record(run.step)
+    since, busy = (run.engine.now, run.engine.busy) if run.engine else (0.0, 0.0)
     rollouts = tokens = effective = rounds = short = 0
     curve = [_point(run, 0, 0, 0)]
     fates = {"fates": dict.fromkeys(before["fates"], 0), "fate_tokens": dict.fromkeys(before["fates"], 0)}
@@ -175,6 +187,10 @@ def simulate(population: str, world: WorldSettings, rules: Rules, seed: int = 0)
     }
     if isinstance(run.backend, ReplayBackend):
         result["reused_rollouts"] = run.backend.reused
+    if run.engine is not None:
+        seconds = result["seconds"] = run.engine.now - since
+        if world.slots is not None and seconds:
+            result["idle_share"] = 1 - (run.engine.busy - busy) / (seconds * world.slots)
     return result
 
 

@@ -85,6 +85,8 @@ class WorldSettings:
     """The table to replay, for ``population=recorded``: what ``allocation.record`` of a training run wrote."""
     length: LengthSettings = field(default_factory=LengthSettings)
     """Response lengths."""
+    slots: int | None = None
+    """Answers that the engines generate at once, each a token a second; null: as many as are asked for."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "steps", "batch", "pace", "topics", "held_out"):
@@ -97,6 +99,7 @@ class WorldSettings:
         need(self.own >= 0, "simulation.own", self.own, "a number of 0 or more")
         need(self.drift >= 0, "simulation.drift", self.drift, "a number of 0 or more")
         need(self.diminish is None or self.diminish > 0, "simulation.diminish", self.diminish, "null or above 0")
+        need(self.slots is None or self.slots >= 1, "simulation.slots", self.slots, "null, or an integer of 1 or more")
         share = self.effective_share
         need(share is None or 0 < share < 1, "simulation.effective_share", share, "null, or a number in (0, 1)")
 
