@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
+ON_RAY := tests/cluster/test_compare_on_ray.py
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
@@ -16,9 +17,11 @@ setup: ## make .venv, or bring it up to date
 demo: setup ## train a tiny policy with the whole stack on this machine's CPU
 	@$(PY) -m verl_ext.demo
 
-# Two processes: verl looks for its platform once, at its first import, and the integration tests need the CPU's.
+# Several processes: verl looks for its platform once, at its first import, and the integration tests need the CPU's; Ray
+# reads once whether it asks for a token.
 test: setup ## all tests but the long ones (under 30 minutes on 2 cores)
 	$(PYTEST) tests/contract tests/unit -m "not long"
+	$(PYTEST) $(ON_RAY)
 	$(PYTEST) tests/integration -m "not long"
 
 test-unit: setup ## seconds, no Ray
@@ -38,7 +41,8 @@ test-faults: setup ## every fault of docs/faults.md, injected into the real stac
 	$(PYTEST) tests/faults -m faults --faults-json benchmarks/results/faults.json
 
 test-cluster: setup ## Ray and Slurm over two nodes on this machine; installs Slurm from Debian (root; under 40 minutes)
-	$(PYTEST) tests/cluster
+	$(PYTEST) tests/cluster --ignore=$(ON_RAY)
+	$(PYTEST) $(ON_RAY)
 
 BENCHES := bench-core bench-scaling bench-rollout bench-step bench-engine bench-streaming bench-collection bench-published bench-data
 bench: setup ## all benchmarks but those of real training

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -41,18 +42,20 @@ with open(path, "a") as file:
 def ray_address():
     """A Ray of its own with a job server, ended afterwards."""
     ports = []
-    for _ in range(2):
+    for _ in range(3):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             ports.append(taken.getsockname()[1])
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_USAGE_STATS_ENABLED": "0"}
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
-    # Unix sockets need a short path.
+    folder = f"/tmp/vxr{os.getpid()}"  # Unix sockets need a short path
     head = subprocess.Popen(
         [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={ports[0]}",
-         f"--dashboard-port={ports[1]}", "--num-cpus=4", "--object-store-memory=100000000",
-         "--node-ip-address=127.0.0.1", f"--temp-dir=/tmp/vxr{os.getpid()}"],
+         # The agent that starts jobs: where another Ray of this machine has its default port, there would be none.
+         f"--dashboard-port={ports[1]}", f"--dashboard-agent-listen-port={ports[2]}",
+         "--num-cpus=4", "--object-store-memory=100000000", "--node-ip-address=127.0.0.1",
+         f"--temp-dir={folder}"],
         env={**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
         stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
@@ -61,6 +64,7 @@ def ray_address():
     finally:
         head.send_signal(signal.SIGTERM)
         head.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
         for name, value in kept.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 

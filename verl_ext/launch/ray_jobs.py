@@ -68,8 +68,10 @@ class RayJobs:
                     entrypoint=shlex.join([*self.command, *arguments]), submission_id=job, runtime_env=self.runtime_env
                 )
             except Exception as error:  # the client raises RuntimeError and errors of requests alike
-                if "No available agent" not in str(error) or time.monotonic() > end:
-                    raise JobServerError(f"Ray refused the job {job}: {error}") from error
+                late = "No available agent" in str(error)
+                if not late or time.monotonic() > end:
+                    hint = f"; none for {AGENT_WITHIN_S:.0f} s: does another Ray there hold port 52365?" if late else ""
+                    raise JobServerError(f"Ray refused the job {job}: {error}{hint}") from error
                 time.sleep(1.0)
 
     def status(self, job: str) -> JobStatus:
