@@ -38,6 +38,7 @@ test-long: setup ## the tests that `make test` leaves out
 	$(PYTEST) tests/integration -m long
 
 test-faults: setup ## every fault of docs/faults.md, injected into the real stack (under 60 minutes on 2 cores)
+	$(PYTEST) tests/unit -m bad_input --bad-inputs-json benchmarks/results/bad_inputs.json
 	$(PYTEST) tests/faults -m faults --faults-json benchmarks/results/faults.json
 
 test-cluster: setup ## Ray and Slurm over two nodes on this machine; installs Slurm from Debian (root; under 40 minutes)

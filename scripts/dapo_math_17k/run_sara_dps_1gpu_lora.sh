@@ -1,51 +1,21 @@
 #!/usr/bin/env bash
 # SARA + DPS with LoRA on one GPU: an eighth of the batch, 32 prompts and 256 rollouts a step.
-# The data is made once by scripts/dapo_math_17k/prepare_data.sh. Values can be set from the environment, and any key of
-# verl's and verl_ext's on the command line: bash scripts/dapo_math_17k/run_sara_dps_1gpu_lora.sh trainer.total_training_steps=100
+# Every value can be set from the environment (the others are in common.sh), and any key of verl's and verl_ext's on the
+# command line: bash scripts/dapo_math_17k/run_sara_dps_1gpu_lora.sh trainer.total_training_steps=100
 set -xeuo pipefail
 
-PYTHON=${PYTHON:-python3}
-# qwen2_5_math_7b | qwen3_4b_base | r1_distill_qwen_1_5b; MODEL_PATH names a local copy.
+RECIPE=sara_dps
+EXPERIMENT=${EXPERIMENT:-sara_dps_1gpu_lora-seed${SEED:-1}}
 MODEL=${MODEL:-r1_distill_qwen_1_5b}
-MODEL_PATH=${MODEL_PATH:-}
-# gpu_1x8 | gpu_4x8 | gpu_1x1
 HARDWARE=${HARDWARE:-gpu_1x1}
-# full | lora
 TUNING=${TUNING:-lora}
-DATA_DIR=${VERL_EXT_DATA:-$HOME/data/verl_ext}
-STEPS=${STEPS:-500}
-SEED=${SEED:-1}
-
-DATA=(
-    data.train_files="$DATA_DIR/dapo_math_17k.parquet"
-    data.val_files="[$DATA_DIR/aime_2024.parquet,$DATA_DIR/aime_2025.parquet,$DATA_DIR/amc.parquet]"
-    data.seed="$SEED"
-    data.train_batch_size="${TRAIN_BATCH_SIZE:-32}"
-)
-
-MODEL_ARGS=(
-    model="$MODEL"
-    tuning="$TUNING"
-    actor_rollout_ref.actor.ppo_mini_batch_size="${MINI_BATCH_SIZE:-16}"
-)
-if [[ -n "$MODEL_PATH" ]]; then
-    MODEL_ARGS+=(actor_rollout_ref.model.path="$MODEL_PATH")
-fi
-
+TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-32}
+MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-16}
 ROLLOUT=(
     actor_rollout_ref.rollout.n="${ROLLOUT_N:-8}"
     allocation.stop.rollouts="${STEP_ROLLOUTS:-256}"
-    allocation.seed="$SEED"
     allocation.allocator.probe="${PROBE:-4}"
     allocation.selector.forget="${FORGET:-0.7}"
 )
 
-TRAINER=(
-    hardware="$HARDWARE"
-    trainer.experiment_name="${EXPERIMENT:-sara_dps_1gpu_lora-$MODEL-$TUNING-seed$SEED}"
-    trainer.total_training_steps="$STEPS"
-    trainer.logger="${LOGGER:-[console,file,wandb]}"
-)
-
-"$PYTHON" -m verl_ext.main_ppo recipe=dapo_math_17k/sara_dps \
-    "${DATA[@]}" "${MODEL_ARGS[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "$@"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -8,9 +8,10 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,17 @@ class Fault:
     record: Callable[[str, object], None]
     began: float
 
-    def saw(self, text: str) -> None:
-        """What was seen, with its figures."""
+    def saw(self, text: str, ledger: Mapping[str, Any] | None = None) -> None:
+        """What was seen, with its figures.
+
+        Args:
+            ledger: the last record of the run's ledger; its rollouts, and those without a fate, are counted.
+        """
         self.record("seen", text)
+        if ledger is not None:
+            still_open = ledger["in_flight"] + ledger["waiting"]
+            self.record("rollouts", ledger["issued_total"])
+            self.record("lost", ledger["issued_total"] - sum(ledger["fates_total"].values()) - still_open)
         self.record("seconds", round(time.monotonic() - self.began, 1))
 
 
@@ -149,7 +158,8 @@ def pytest_terminal_summary(terminalreporter, config):
             if name := properties.get("fault"):
                 row = rows.setdefault(name, {"fault": name, **promises()[name], "seen": "", "kept": True})
                 row["seen"] = properties.get("seen") or row["seen"]
-                row["seconds"] = properties.get("seconds", row.get("seconds"))
+                for figure in ("seconds", "rollouts", "lost"):
+                    row[figure] = properties.get(figure, row.get(figure))
                 row["kept"] = row["kept"] and outcome == "passed"
     if not rows:
         return
@@ -170,6 +180,7 @@ def pytest_terminal_summary(terminalreporter, config):
     path = config.getoption("--faults-json")
     if path:
         record = {"tried": len(table), "as_promised": kept, "not_tried": untried, "cores": os.cpu_count()}
+        record |= {key: sum(row[key] or 0 for row in table) for key in ("rollouts", "lost")}
         record["rows"] = table
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(record, indent=1) + "\n")

@@ -167,5 +167,3 @@ def memory_by_name(processes: list[psutil.Process]) -> dict[str, int]:
         except psutil.Error:
             continue
     return memory
-
-

@@ -116,5 +116,6 @@ def test_50_real_steps(tmp_path, fault):
     told = sorted(trends, key=lambda name: -trends[name]["bytes_a_step"])[:3]
     fault.saw(
         f"{total[0]:.0f} MiB at step 11, {total[-1]:.0f} at the end; fastest growing: "
-        + "; ".join(described(name, trends[name]) for name in told) + f"; {left}"
+        + "; ".join(described(name, trends[name]) for name in told) + f"; {left}",
+        result.ledger[-1],
     )  # fmt: skip

@@ -56,7 +56,7 @@ def test_vllms_engine_is_killed(start, fault):
     result = run.result()
     result.check_ledger()
     assert int(tracker(run.run_folder)) >= begins + 1
-    fault.saw(f"exit status {status} after {seconds:.0f} s, 'a rollout server died'; {left}")
+    fault.saw(f"exit status {status} after {seconds:.0f} s, 'a rollout server died'; {left}", result.ledger[-1])
 
 
 @pytest.mark.row("SIGTERM in a step")
@@ -72,11 +72,14 @@ def test_sigterm_in_a_step(start, fault):
     ended = len(result.ledger)
     assert result.metrics[-1]["step"] == ended >= begins + 2, "the step in which the signal came was brought to its end"
     assert ended < 80 and int(tracker(run.run_folder)) == ended and saved_steps(run.run_folder)[-1] == ended
-    assert load_state(run.run_folder / f"global_step_{ended}" / "allocation")["ledger"]["issued"] == (
-        result.ledger[-1]["issued_total"]
+    assert (
+        load_state(run.run_folder / f"global_step_{ended}" / "allocation")["ledger"]["issued"]
+        == (result.ledger[-1]["issued_total"])
     )
     assert json.loads((run.run_folder / "run.json").read_text())["ended_at_step"] is None
-    fault.saw(f"ended {seconds:.0f} s later, after step {ended}, saved; exit status {status}; {left}")
+    fault.saw(
+        f"ended {seconds:.0f} s later, after step {ended}, saved; exit status {status}; {left}", result.ledger[-1]
+    )
 
 
 @pytest.mark.row("SIGKILL of the process that was started")
@@ -103,7 +106,7 @@ def test_ctrl_c_in_a_step(start, fault):
     status, seconds = run.end(signal.SIGINT, within=60)
     assert status not in (0, 143)
     left = run.nothing_left()
-    fault.saw(f"ended {seconds:.0f} s later, exit status {status}; {left}")
+    fault.saw(f"ended {seconds:.0f} s later, exit status {status}; {left}", result.ledger[-1])
 
 
 @pytest.mark.row("SIGTERM before the first step")
@@ -137,4 +140,7 @@ def test_the_disk_is_full_at_a_save(start, tmp_path, small_disk, fault):
     result.check_ledger()
     assert len(result.ledger) >= kept + 1
     ended = len(result.ledger)
-    fault.saw(f"exit status {status}, 'No space left on device'; {left}; resumed from step {kept} to {ended}")
+    fault.saw(
+        f"exit status {status}, 'No space left on device'; {left}; resumed from step {kept} to {ended}",
+        result.ledger[-1],
+    )

@@ -56,7 +56,8 @@ class Step:
         began = time.monotonic()
         meta, self.metrics = self.collector.sample(1)
         self.seconds = time.monotonic() - began
-        self.fates = self.collector.ledger_record["fates"]
+        self.record = self.collector.ledger_record
+        self.fates = self.record["fates"]
         assert sum(self.fates.values()) == self.collector.ledger_record["issued"] == GROUPS * SIZE
         assert self.fates["trained"] == len(meta.keys) == len(left_in_transfer_queue())
         clear(meta)
@@ -82,7 +83,7 @@ class Step:
         self.error = str(caught.value)
         ledger = self.collector.ledger
         ledger.check()
-        record = ledger.step_record(1)
+        record = self.record = ledger.step_record(1)
         assert record["issued"] == sum(record["fates"].values()) == GROUPS * SIZE and record["in_flight"] == 0
         clear_all()
         return time.monotonic() - began
@@ -128,7 +129,7 @@ def test_answers_that_get_no_score_are_dropped_with_a_count(step, fault, what, r
     assert run.fates["unscored"] == sum(o.response_tokens == 2 for o in run.outcomes) > 0
     assert run.fates["trained"] == GROUPS * SIZE - run.fates["unscored"] and run.fates["failed"] == 0
     assert run.seconds < 30
-    fault.saw(f"{run.fates['unscored']} of {GROUPS * SIZE} unscored, {run.fates['trained']} trained on")
+    fault.saw(f"{run.fates['unscored']} of {GROUPS * SIZE} unscored, {run.fates['trained']} trained on", run.record)
 
 
 @pytest.mark.parametrize("what, row", [
@@ -141,7 +142,7 @@ def test_plain_numbers_are_read(step, fault, what, row):
     right = sum(o.correct for o in run.outcomes)
     assert 0 < right < GROUPS * SIZE
     assert {o.score for o in run.outcomes} == ({0.0, 1.0} if what == "bare" else {-1.0, 1.0})
-    fault.saw(f"{right} right, {GROUPS * SIZE - right} wrong, as the engine's answers were; none unscored")
+    fault.saw(f"{right} right, {GROUPS * SIZE - right} wrong, as the engine's answers were; none unscored", run.record)
 
 
 @pytest.mark.parametrize("what, message, row", [
@@ -153,7 +154,7 @@ def test_what_cannot_be_read_as_right_or_wrong_stops_the_run(step, fault, what, 
 
     run = step(what=what, all=True)
     seconds = run.fails(OutcomeError, message)
-    fault.saw(f"OutcomeError after {seconds:.1f} s: {run.error[:110]}")
+    fault.saw(f"OutcomeError after {seconds:.1f} s: {run.error[:110]}", run.record)
 
 
 @pytest.mark.parametrize("what, row", [
@@ -170,7 +171,10 @@ def test_an_answer_whose_reward_hangs_is_unscored_and_its_worker_replaced(step, 
     after = step(what="plain")
     after.run()
     assert after.fates["trained"] == GROUPS * SIZE
-    fault.saw(f"{len(hung)} unscored after {run.seconds:.0f} s, {run.fates['trained']} trained on; the next step whole")
+    fault.saw(
+        f"{len(hung)} unscored after {run.seconds:.0f} s, {run.fates['trained']} trained on; the next step whole",
+        run.record,
+    )
 
 
 @pytest.mark.row("the reward hangs on every answer")
@@ -182,7 +186,7 @@ def test_a_reward_that_never_answers_stops_the_run(step, fault):
     after = step(what="plain")
     after.run()
     assert after.fates["trained"] == GROUPS * SIZE
-    fault.saw(f"RewardError after {seconds:.0f} s: {run.error[:80]}")
+    fault.saw(f"RewardError after {seconds:.0f} s: {run.error[:80]}", run.record)
 
 
 @pytest.mark.row("a reward worker is killed")
@@ -206,7 +210,9 @@ def test_a_reward_worker_that_is_killed_is_replaced(step, fault):
     thread.join()
     assert killed
     assert run.fates["trained"] == GROUPS * SIZE and run.fates["unscored"] == 0
-    fault.saw(f"{len(killed)} killed while scoring; all {GROUPS * SIZE} answers scored after {run.seconds:.0f} s")
+    fault.saw(
+        f"{len(killed)} killed while scoring; all {GROUPS * SIZE} answers scored after {run.seconds:.0f} s", run.record
+    )
 
 
 def test_the_engines_answers_are_of_two_tokens_often_enough():

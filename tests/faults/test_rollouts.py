@@ -48,7 +48,9 @@ def test_a_session_that_raises(stack, engines, fault):
     assert record["issued"] == sum(record["fates"].values()) and record["fates"]["failed"] > 0
     assert record["fates"]["trained"] == len(meta.keys) == len(left_in_transfer_queue())
     clear(meta)
-    fault.saw(f"{record['fates']['failed']} of {record['issued']} failed, {record['fates']['trained']} trained on")
+    fault.saw(
+        f"{record['fates']['failed']} of {record['issued']} failed, {record['fates']['trained']} trained on", record
+    )
 
 
 @pytest.mark.row("one prompt never ends")
@@ -63,14 +65,14 @@ def test_one_prompt_that_never_ends(stack, engines, fault):
     assert record["fates"]["failed"] == 8 and record["fates"]["trained"] == 56 == len(meta.keys)
     assert 3 <= seconds < 60
     clear(meta)
-    fault.saw(f"8 of 64 failed, 56 trained on, after {seconds:.1f} s with deadline_s=3")
+    fault.saw(f"8 of 64 failed, 56 trained on, after {seconds:.1f} s with deadline_s=3", record)
 
 
 @pytest.mark.row("no session comes back")
 def test_no_session_comes_back(stack, engines, fault):
     collector = stack.collector(*SARA, manager=engines, fail_share=1.0)
     message, seconds = stops(collector, "none of the .* sessions of .* groups came back: the first said .*fails")
-    fault.saw(f"RoundError after {seconds:.1f} s: {message[:100]}")
+    fault.saw(f"RoundError after {seconds:.1f} s: {message[:100]}", collector.ledger.step_record(1))
 
 
 @pytest.mark.row("the engine never answers")
@@ -78,7 +80,7 @@ def test_the_engine_never_answers(stack, engines, fault):
     collector = stack.collector(*SARA, "allocation.deadline_s=3", manager=engines, hang_share=1.0)
     message, seconds = stops(collector, "none of the .* the first said session 0 of .* did not end within 3 s")
     assert seconds < 60
-    fault.saw(f"RoundError after {seconds:.1f} s with deadline_s=3: {message[:100]}")
+    fault.saw(f"RoundError after {seconds:.1f} s with deadline_s=3: {message[:100]}", collector.ledger.step_record(1))
 
 
 @pytest.mark.row("a rollout worker is killed in a round")
@@ -91,7 +93,7 @@ def test_a_rollout_worker_is_killed_in_a_round(stack, fault):
     killed.start()
     message, seconds = stops(collector, "a rollout worker died")
     assert seconds < 60
-    fault.saw(f"RoundError after {seconds:.1f} s: {message[:60]}")
+    fault.saw(f"RoundError after {seconds:.1f} s: {message[:60]}", collector.ledger.step_record(1))
 
 
 @pytest.mark.row("TransferQueue is full")
@@ -116,7 +118,7 @@ def test_transfer_queue_is_full(stack, engines, fault):
     meta, _ = collector.sample(1)
     assert len(meta.keys) == 64
     clear(meta)
-    fault.saw(f"RoundError after {seconds:.1f} s: ...{message[-90:]}")
+    fault.saw(f"RoundError after {seconds:.1f} s: ...{message[-90:]}", collector.ledger.step_record(1))
 
 
 @pytest.mark.row("the disk is full at a save of the rules' state")
@@ -146,4 +148,6 @@ def test_the_disk_is_full_at_a_save_of_the_rules_state(stack, engines, fault, sm
     assert again.ledger.issued == wanted and again.ledger.waiting == len(left_in_transfer_queue()) > 0
     clear(again.sample(2)[0])
     assert again.ledger_record == collector.ledger_record, "the step that was lost is made again exactly"
-    fault.saw(f"{caught.value}; the state before loads, and its next step is the one that was lost")
+    fault.saw(
+        f"{caught.value}; the state before loads, and its next step is the one that was lost", again.ledger_record
+    )

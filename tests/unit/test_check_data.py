@@ -62,6 +62,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("given", "words"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
 def test_wrong_training_data_is_refused(tmp_path, given, words):
     checks, read = checked(tmp_path, given)
@@ -104,6 +105,7 @@ def test_json_is_read_too(tmp_path, suffix):
     assert "cannot be read" in again.problems[0]
 
 
+@pytest.mark.bad_input
 def test_a_damaged_file_and_all_missing_ones_are_named(tmp_path):
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 and no more")
     files = [str(tmp_path / name) for name in ("damaged.parquet", "one.parquet", "two.parquet")]
@@ -151,6 +153,7 @@ def lengths(tokenizer, read, **values):
     return checks
 
 
+@pytest.mark.bad_input
 def test_prompts_over_the_length_are_refused_by_row_and_setting(tmp_path, tokenizer):
     read, _ = long_and_short(tmp_path)
     (problem,) = lengths(tokenizer, read).problems
@@ -172,6 +175,7 @@ def test_prompts_over_the_length_that_are_filtered_or_cut_on_purpose_are_said(tm
     assert "leaves 0, fewer than data.train_batch_size=32" in problem
 
 
+@pytest.mark.bad_input
 def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path, tokenizer):
     from transformers import AutoTokenizer
 
@@ -207,6 +211,7 @@ def test_a_whole_model_folder_passes(tmp_path):
 SAID = ("no config.json", "no weights", "no tokenizer")
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("missing", "words"), list(zip(WHOLE, SAID, strict=True)))
 def test_what_is_missing_of_a_model_folder_is_named(tmp_path, missing, words):
     (problem,) = model(tmp_path, *(name for name in WHOLE if name != missing))
@@ -257,6 +262,7 @@ def test_a_reward_that_can_be_read(tmp_path, name, words):
     assert words in reward(tmp_path, name)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("name", "words"), [("nameless", "keys seen .*correct.*score"), ("scoreless", "keys seen"),
                                              ("graded", "threshold"), ("nothing", "cannot be imported.*nothing"),
                                              ("hangs", "more than 0.2 s")])  # fmt: skip

@@ -129,6 +129,7 @@ def by_setting(rows):
     return pytest.mark.parametrize(("setting", "value", "words"), rows, ids=[f"{row[0]}={row[1]}" for row in rows])
 
 
+@pytest.mark.bad_input
 @by_setting(BY_ITSELF)
 def test_refused_without_verl(setting, value, words):
     found = problems_of(config_with(**{setting: value}), with_verl=False)
@@ -139,6 +140,7 @@ def test_refused_without_verl(setting, value, words):
     assert [text for text in found if re.search(words, text) and last in text], found
 
 
+@pytest.mark.bad_input
 @by_setting(BY_VERL)
 def test_refused_by_what_verl_knows(setting, value, words):
     found = problems_of(config_with(**{setting: value}))
@@ -146,6 +148,7 @@ def test_refused_by_what_verl_knows(setting, value, words):
     assert len(found) >= 1 and [text for text in found if words in text and last in text], found
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("recipe", "least"), [("sara", 2), ("pilot_commit", 2), ("grpo", 1), ("dapo", 1)])
 def test_fewer_rounds_than_the_rule_needs_are_refused_before_ray(recipe, least):
     def problems(rounds):
@@ -171,6 +174,7 @@ def test_all_independent_problems_are_said():
     assert all(str(value) in said for value in values.values()), said
 
 
+@pytest.mark.bad_input
 def test_a_reference_that_cannot_be_resolved_is_the_only_problem_said():
     (problem,) = problems_of(config_with(resolved=False, **{"data.train_files": "${no.such.key}"}))
     assert "no" in problem and "configuration" in problem
@@ -192,6 +196,7 @@ def test_problems_are_raised_together():
     assert len(error.value.problems) == 2
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("override", "named"),
     [

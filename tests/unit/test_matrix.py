@@ -141,6 +141,7 @@ def test_it_ends_on_dead_data(selector, rate):
         assert waits == 0, f"{allocator}: {waits} rollouts of dead prompts wait"
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("selector, allocator, downsampler, problem", [
     (("shuffled", {}), ("uniform", {}), ("random", {"keep": 9}),
      "downsampler.keep=9; accepted: at most 8, the most rollouts that Uniform trains on of a group"),

@@ -235,6 +235,7 @@ def test_a_step_that_broke_off_is_paid_for_and_the_run_goes_on():
     assert run.ledger.issued <= 160 and run.selector.metrics()["budget_used"] == run.ledger.issued
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     "wrong, message",
     [

@@ -10,6 +10,7 @@ from verl_ext.allocation.selectors import Selector, SelectorSettings
 from verl_ext.allocation.settings import build
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("make, name, named", [
     (make_allocator, "zara", "allocation.allocator.name='zara'; accepted: one of dynamic_sampling, sara, uniform"),
     (make_selector, "random", "allocation.selector.name='random'; accepted: one of shuffled"),
@@ -22,6 +23,7 @@ def test_unknown_rules_list_the_known_ones(make, name, named):
     assert all(rule in str(error.value) for rule in named.split(" of ")[1].split(", "))
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("make, name, settings, named", [
     (make_allocator, "uniform", {"size": 8},
      "allocation.allocator.size=8; accepted: this rule has the settings group_size"),

@@ -54,6 +54,7 @@ def test_a_crash_leaves_the_old_state_whole(tmp_path, monkeypatch, dies_at):
     assert same(load_state(tmp_path), STATE)
 
 
+@pytest.mark.bad_input
 def test_damage_is_named(tmp_path):
     with pytest.raises(StateError, match="is missing"):
         load_state(tmp_path)

@@ -247,6 +247,7 @@ def test_dead_data_ends(rule, rate):
             assert record["in_flight"] == record["waiting"] == 0
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("name", "given_settings", "why"), [
     ("pilot_commit", {"group_size": 8, "n_pilot": 4}, "whole wave"),
     ("dynamic_sampling", {}, "use gen_multiple=auto or refill=one_for_one"),

@@ -122,6 +122,7 @@ def settings(*overrides):
         return OmegaConf.to_container(compose("compare", list(overrides)), resolve=True)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("override, error, message", [
     ("launcher=pbs", CompareError, "launcher='pbs'; accepted: local, ray, slurm"),
     ("at_once=0", CompareError, "at_once=0; accepted: null"), ("poll_s=0", CompareError, "poll_s=0; accepted"),

@@ -133,6 +133,7 @@ def test_a_broken_ledger_is_said(root):
     assert any("cpu-sara-seed1" in fault for fault in found["recipes"]["cpu/sara"]["faults"])
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("more, message", [
     ({"baseline": "cpu/x"}, "baseline='cpu/x'; accepted: cpu/dapo, cpu/grpo, cpu/sara"),
     ({"target": 1.5}, "target=1.5; accepted"),
@@ -142,6 +143,7 @@ def test_settings_are_refused_by_name(root, more, message):
         numbers(root, **more)
 
 
+@pytest.mark.bad_input
 def test_the_same_seed_twice_is_refused(root, tmp_path):
     write_run(tmp_path / "copy-seed0", recipe="cpu/grpo")
     with pytest.raises(CompareError, match="both cpu/grpo with seed 0"):

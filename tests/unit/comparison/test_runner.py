@@ -54,6 +54,7 @@ def test_plan_is_balanced_by_seed(tmp_path):
     assert f"trainer.default_local_dir={tmp_path}/cpu-sara-seed7" in arguments and arguments[-1] == "tiny.mix=sparse"
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("recipes, seeds, message", [
     (["a b"], [0], "recipes: 'a b'"), (["a"], [-1], "seeds: -1"), (["a"], [], "seeds="),
     (["a", "a"], [0], "recipes: a is given twice"), (["a"], [1, 1], "seeds: 1 is given twice"),

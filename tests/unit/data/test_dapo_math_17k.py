@@ -178,6 +178,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("row", "message"), MALFORMED, ids=[message[7:30] for _, message in MALFORMED])
 def test_malformed_rows_are_named(tmp_path, row, message):
     path = write_rows(tmp_path / "bad.parquet", [published(f"{i}?", "1") for i in range(3)] + [row])
@@ -194,6 +195,7 @@ def test_the_row_is_that_of_the_file_not_of_the_batch(tmp_path, monkeypatch):
         prepare(tmp_path / "out.parquet", [write_rows(tmp_path / "bad.parquet", rows)])
 
 
+@pytest.mark.bad_input
 def test_missing_and_mistyped_columns_are_named(tmp_path):
     good = pa.Table.from_pylist([published("One?", "1")], schema=PUBLISHED)
     for table, message in [
@@ -215,6 +217,7 @@ def test_whole_numbers_as_answers_are_taken(tmp_path):
     assert rows_of(tmp_path / "out.parquet")[0]["reward_model"] == {"style": "rule", "ground_truth": "34"}
 
 
+@pytest.mark.bad_input
 def test_files_that_are_none_are_named(tmp_path, capsys):
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
     (tmp_path / "rows.csv").write_text("a,b")
@@ -254,6 +257,7 @@ def test_without_a_hub_the_error_says_what_to_do(tmp_path, monkeypatch):
         main(["--output", str(tmp_path / "out.parquet")])
 
 
+@pytest.mark.bad_input
 def test_all_prompts_dropped_is_an_error(tmp_path):
     path = write_rows(tmp_path / "a.parquet", [published("One?", ""), published("One?", None)])
     with pytest.raises(DataError, match="no prompt is left: 2 rows"):

@@ -57,6 +57,7 @@ def test_problems_of_any_file_get_the_same_question(tmp_path):
     assert amc[5]["extra_info"]["key"] == prompt_key("amc", amc[5]["prompt"], "5")
 
 
+@pytest.mark.bad_input
 def test_another_number_of_prompts_is_refused_unless_asked_for(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", problems(29) + [{"id": 29, "problem": "Find it.", "answer": None}])
     with pytest.raises(SystemExit, match="aime_2025: 29 prompts with an answer where 30 are published.*1 without"):
@@ -73,6 +74,7 @@ def test_a_finished_set_is_recognised(tmp_path, monkeypatch):
     assert prepare("aime_2025", tmp_path / "o.parquet", [path]) == report
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -91,6 +93,7 @@ def test_bad_rows_are_named(tmp_path, row, message):
         prepare("aime_2025", tmp_path / "o.parquet", [path])
 
 
+@pytest.mark.bad_input
 def test_a_torn_line_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"problem": "x", "answer": "1"}\n{"problem": "y"')

@@ -46,6 +46,7 @@ def test_a_cut_last_line_is_left_out(run_folder, name, cut):
     assert read[name] == last
 
 
+@pytest.mark.bad_input
 def test_a_broken_line_inside_is_an_error(run_folder):
     path = run_folder / "ledger.jsonl"
     lines = path.read_text().splitlines()
@@ -55,6 +56,7 @@ def test_a_broken_line_inside_is_an_error(run_folder):
         read_run(run_folder)
 
 
+@pytest.mark.bad_input
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(RunError, match="no such folder"):
         read_run(tmp_path / "nothing")

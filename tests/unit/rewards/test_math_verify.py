@@ -77,6 +77,7 @@ def test_a_response_that_is_no_text_is_unscored(no_worker, answer):
     assert read_outcome(result["score"], result, OutcomeRule()) == (None, None)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     "truth", [None, "", " $ $ ", [], ["34", ""], [None], True, math.nan, b"34", {"34": 1}, [["34"]]]
 )
@@ -118,6 +119,7 @@ def test_not_knowing_whether_a_response_was_truncated_is_said_once(no_worker, ca
     assert len(caplog.records) == 1
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

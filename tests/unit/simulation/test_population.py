@@ -36,6 +36,7 @@ def test_the_studys_population():
     assert sd == pytest.approx(5.5, abs=0.1)
 
 
+@pytest.mark.bad_input
 def test_a_share_that_cannot_be_is_refused():
     with pytest.raises(SimulationError, match=r"simulation.effective_share=0.999.*between"):
         solve_logits(0.999, 0.35, 8)
@@ -118,6 +119,7 @@ def test_topics_and_own_boost():
     assert pool.own[7] == pytest.approx(0.8 * 0.5) and np.count_nonzero(pool.own) == 1
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("population, values, message", [
     ("u_shape", {}, "population='u_shape'; accepted: uniform | u_shaped"),
     ("uniform", {"effective_share": 0.3}, "simulation.effective_share=0.3; accepted: null with population=uniform"),

@@ -90,6 +90,7 @@ def test_a_resumed_run_replaces_the_steps_it_repeats(tmp_path):
     assert sorted(set(read_record(tmp_path)["step"].to_pylist())) == [1, 2, 3, 4]
 
 
+@pytest.mark.bad_input
 def test_faults_are_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(RecordError, match="is a file"):

@@ -135,6 +135,7 @@ def test_the_command_line(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("overrides, message", [
     (["allocation/allocator=sara", "allocation.allocator.probe=9"],
      "allocation.allocator.probe=9; accepted: an integer in [2, group_size=8]"),

@@ -68,6 +68,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[over[-1] for over, _ in REFUSED])
 def test_refused_by_name(overrides, message):
     given = overrides if overrides[0].startswith("recipe=") else ["recipe=cpu/sara", *overrides]
