@@ -6,7 +6,7 @@ ON_RAY := tests/cluster/test_compare_on_ray.py
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards report lint clean
+.PHONY: help setup demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards report lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -45,9 +45,11 @@ test-cluster: setup ## Ray and Slurm over two nodes on this machine; installs Sl
 	$(PYTEST) tests/cluster --ignore=$(ON_RAY)
 	$(PYTEST) $(ON_RAY)
 
-BENCHES := bench-core bench-scaling bench-rollout bench-step bench-engine bench-streaming bench-collection bench-published bench-data
-bench: setup ## all benchmarks but those of real training
-	$(PY) -m benchmarks.durations $(BENCHES)
+bench: setup ## allocation, step, core and engine (25 minutes on 2 cores)
+	$(PY) -m benchmarks.durations bench-collection bench-step bench-core bench-scaling bench-engine
+
+bench-more: setup ## the other benchmarks, but those of real training
+	$(PY) -m benchmarks.durations bench-rollout bench-streaming bench-published bench-data bench-rewards
 
 bench-core: setup ## verdicts and down-sampling on one core
 	$(PY) -m benchmarks.bench_core

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 RESULTS = Path(__file__).parent / "results" / "fake_engine.json"
-PROMPTS, GROUP_SIZE = 17_000, 8
+PROMPTS, GROUP_SIZE, WORKERS = 17_000, 8, 2
 RUNS = {"8192 a step": (8192, 20), "256 a step": (256, 200)}
 PARTS = {
     "worker": "ray::FakeEngineWorker",
@@ -34,7 +34,7 @@ PARTS = {
 }
 """Processes by what Ray calls them; storage and controller are TransferQueue's."""
 MOST_GROWTH = 0.05
-LEAST_STEPS, MOST_S = 6, 180
+LEAST_STEPS, MOST_S = 6, 600
 """A slow machine makes fewer steps, which is said."""
 
 
@@ -47,7 +47,13 @@ def run_steps(rollouts: int, steps: int, out: Path, most_s: float = float("inf")
 
     from verl_ext.training.fake_run import fake_config, fake_run
 
-    config = fake_config([f"data.train_batch_size={rollouts // GROUP_SIZE}", f"allocation.stop.rollouts={rollouts}"])
+    config = fake_config(
+        [
+            f"data.train_batch_size={rollouts // GROUP_SIZE}",
+            f"allocation.stop.rollouts={rollouts}",
+            f"actor_rollout_ref.rollout.agent.num_workers={WORKERS}",
+        ]
+    )
     own, lines = psutil.Process(), []
     with fake_run(config, prompts=PROMPTS) as collector:
         import transfer_queue as tq  # after the platform is set, as all that imports verl

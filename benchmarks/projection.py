@@ -90,7 +90,8 @@ def tables(scaling: dict[str, Any], engine: dict[str, Any], own: dict[str, float
               f"| {own['state_bytes'] / PROMPTS:.0f} bytes | "
               f"{own['state_bytes'] / 1e6:,.0f} MB; measured: saved in {own['save_s']:.1f} s, "
               f"loaded in {own['load_s']:.1f} s |"]  # fmt: skip
-    found = f"CPU a rollout: {run['rollouts']:,.0f} rollouts in {run['steps']} steps, one worker, 2 cores."
+    workers = f"{run['processes']['worker']} worker(s), {engine['machine']['cores']} cores"
+    found = f"CPU a rollout: {run['rollouts']:,.0f} rollouts in {run['steps']} steps, {workers}."
     return "\n".join([*lines, "", found])
 
 
