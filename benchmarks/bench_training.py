@@ -17,11 +17,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
 from benchmarks.training_tables import tables
+from verl_ext.compare import build
+from verl_ext.comparison.runs import find
 
 RESULTS = Path(__file__).parent / "results" / "training"
 RECIPES = {
@@ -132,6 +135,9 @@ def main() -> None:
     print(text)
     (RESULTS / f"{given.mix}.json").write_text(json.dumps(numbers, indent=1) + "\n")
     (RESULTS / f"{given.mix}.md").write_text(text + "\n")
+    with TemporaryDirectory() as folder:
+        build(find(target, ()), Path(folder), given.mix)
+        shutil.copyfile(Path(folder) / "accuracy.png", RESULTS / f"{given.mix}.png")
 
 
 if __name__ == "__main__":

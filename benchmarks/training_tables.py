@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, isfinite, log
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from verl_ext.comparison.compare import compare
 from verl_ext.comparison.runs import RunData, find, load
-from verl_ext.comparison.statistics import bootstrap_mean, bootstrap_ratio, holm, interpolate, welch
+from verl_ext.comparison.statistics import bootstrap_mean, holm, interpolate, welch
 
 UNIFORM, DYNAMIC = "cpu/grpo", "cpu/dapo"
 SAME_ROLLOUTS = ("cpu/grpo", "cpu/cero", "cpu/sara_dps")
@@ -54,13 +55,12 @@ def _against(groups: dict[str, list[RunData]], baseline: str, axis: str, names: 
     start = {name: [data.points[0]["accuracy"] for data in runs] for name, runs in chosen.items()}
     cost = {name: [_cost(data) for data in runs] for name, runs in chosen.items()}
     step = {name: [data.totals["rollouts"] / data.totals["steps"] for data in runs] for name, runs in chosen.items()}
-    tests = {name: welch(values, accuracy[baseline]) for name, values in accuracy.items() if name != baseline}
-    tests = {name: test for name, test in tests.items() if test}
-    for test, p in zip(tests.values(), holm([test["p"] for test in tests.values()]), strict=True):
-        test |= {"p_corrected": p, "separates": p < ALPHA}
+    tests = _tested(accuracy, baseline)
+    finite = {name: values for name, values in cost.items() if all(map(isfinite, values))}
+    logs = {name: [log(value) for value in values] for name, values in finite.items()}
+    costs = _tested(logs, baseline) if baseline in logs else {}
     rows = {}
     for name in chosen:
-        ratio = bootstrap_ratio(cost[name], cost[baseline])
         rows[name] = {
             "seeds": len(chosen[name]),
             "start": float(np.mean(start[name])),
@@ -68,9 +68,24 @@ def _against(groups: dict[str, list[RunData]], baseline: str, axis: str, names: 
             "difference": tests.get(name),
             "rollouts_a_step": float(np.mean(step[name])),
             "rollouts_per_effective_group": _spread(cost[name]),
-            "cost_ratio": {"mean": ratio[0], "low": ratio[1], "high": ratio[2]},
+            "cost_ratio": _ratio(costs[name]) if name in costs else None,
         }
     return {"axis": axis, "at": equal, "baseline": baseline, "rows": rows}
+
+
+def _tested(values: dict[str, list[float]], baseline: str) -> dict[str, dict[str, Any]]:
+    """Welch's test of each recipe with two seeds or more against the baseline, p corrected for their number."""
+    tests = {name: welch(found, values[baseline]) for name, found in values.items() if name != baseline}
+    tests = {name: test for name, test in tests.items() if test}
+    for test, p in zip(tests.values(), holm([test["p"] for test in tests.values()]), strict=True):
+        test |= {"p_corrected": p, "separates": p < ALPHA}
+    return tests
+
+
+def _ratio(test: dict[str, Any]) -> dict[str, Any]:
+    """A test on logarithms, as a ratio."""
+    parts = {"mean": "difference", "low": "low", "high": "high"}
+    return {key: exp(test[of]) for key, of in parts.items()} | {"separates": test["separates"]}
 
 
 def _cost(data: RunData) -> float:
@@ -89,7 +104,8 @@ def _markdown(title: str, table: dict[str, Any], baseline: str) -> str:
         f"### {title}",
         "",
         f"Held-out mean@8 at {table['at']:,.0f} {table['axis']}; differences from {baseline} with the 95 % interval of "
-        "Welch's t test; costs with the bootstrap interval over seeds.",
+        "Welch's t test; rollouts per effective group with the bootstrap interval over seeds, their ratio with that of "
+        "Welch's test on logarithms. What separates, does so after Holm's correction.",
         "",
         "| recipe | seeds | held-out | difference | separates | rollouts a step | rollouts per effective group "
         "| ratio |",
@@ -102,9 +118,21 @@ def _markdown(title: str, table: dict[str, Any], baseline: str) -> str:
         lines.append(
             f"| {name} | {row['seeds']} | {_shown(row['accuracy'], '.3f')} | {difference} | {said} "
             f"| {row['rollouts_a_step']:.0f} | {_shown(row['rollouts_per_effective_group'], '.1f')} "
-            f"| {_shown(row['cost_ratio'], '.2f')} |"
+            f"| {_shown(row['cost_ratio'], '.2f') if row['cost_ratio'] else '-'} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _costs_said(table)])
+
+
+def _costs_said(table: dict[str, Any]) -> str:
+    """Whose cost of an effective group is told from the baseline's, after correction for the number of recipes."""
+    sides: dict[str, list[str]] = {"lower": [], "higher": [], "not told apart": []}
+    for name, row in table["rows"].items():
+        ratio = row["cost_ratio"]
+        if ratio:
+            side = "not told apart" if not ratio["separates"] else "lower" if ratio["mean"] < 1 else "higher"
+            sides[side].append(f"{name} {ratio['mean']:.2f}")
+    said = "; ".join(f"{side}: {', '.join(names)}" for side, names in sides.items() if names)
+    return f"- Rollouts per effective group, over {table['baseline']}'s: {said or 'one seed, nothing to tell'}."
 
 
 def _shown(value: dict[str, Any], form: str) -> str:

@@ -214,12 +214,14 @@ def sentences(
     if untested and differences:
         said.append(f"Not tested, for want of seeds: {', '.join(untested)}.")
     if target is not None:
-        for name in recipes:
-            reach = recipes[name]["to_target"]["rollouts"]
-            if reach["reached"] < reach["of"]:
-                said.append(
-                    f"{name} did not reach {target:g} in {reach['of'] - reach['reached']} of {reach['of']} runs."
-                )
+        reaches = {name: recipes[name]["to_target"]["rollouts"] for name in recipes}
+        short = [
+            f"{name} ({reach['of'] - reach['reached']} of {reach['of']} runs)"
+            for name, reach in reaches.items()
+            if reach["reached"] < reach["of"]
+        ]
+        if short:
+            said.append(f"Short of {target:g}: {', '.join(short)}.")
     if any(recipes[name]["faults"] for name in recipes):
         said.append("The ledger of a run does NOT add up; see below.")
     return said
