@@ -5,12 +5,12 @@
 set -xeuo pipefail
 
 RECIPE=sara_dps
-EXPERIMENT=${EXPERIMENT:-sara_dps_1gpu_lora-seed${SEED:-1}}
 MODEL=${MODEL:-r1_distill_qwen_1_5b}
 HARDWARE=${HARDWARE:-gpu_1x1}
 TUNING=${TUNING:-lora}
 TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-32}
 MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-16}
+EXPERIMENT=${EXPERIMENT:-sara_dps_1gpu_lora-$MODEL-$TUNING-seed${SEED:-1}}
 ROLLOUT=(
     actor_rollout_ref.rollout.n="${ROLLOUT_N:-8}"
     allocation.stop.rollouts="${STEP_ROLLOUTS:-256}"
