@@ -29,7 +29,7 @@ from verl_ext.comparison.runs import find
 RESULTS = Path(__file__).parent / "results" / "training"
 RECIPES = {
     "balanced": ("grpo", "dapo", "sara", "sara_dps", "pilot_commit", "cero", "pods", "sara_dps_pods"),
-    "sparse": ("grpo", "dapo", "sara", "sara_dps"),
+    "sparse": ("grpo", "dapo", "sara", "sara_dps", "cero"),
 }
 SEEDS = (0, 1, 2)
 STEPS = 32
