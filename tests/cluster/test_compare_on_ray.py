@@ -21,23 +21,6 @@ from verl_ext.comparison.plan import read_note
 
 pytestmark = pytest.mark.cluster
 
-CHILD = """
-import json, os, sys, time
-arguments = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
-folder = arguments["trainer.default_local_dir"]
-path = os.path.join(folder, "metrics.jsonl")
-done = sum(1 for _ in open(path)) if os.path.exists(path) else 0
-open(os.path.join(folder, "config.yaml"), "w").write("trainer: {total_training_steps: 3}")
-print("from step", done, "with", os.environ.get("GIVEN"))
-with open(path, "a") as file:
-    for step in range(done, 4):
-        if step == 2 and folder.endswith("y-seed0") and not done:
-            sys.exit("cut off")
-        data = {"val-core/s/acc/mean@8": 0.1 * step, "allocation/rollouts": 64 * step, "allocation/tokens": 9 * step}
-        file.write(json.dumps({"step": step, "data": data}) + "\\n")
-"""
-
-
 @pytest.fixture(scope="module")
 def ray_address():
     """A Ray of its own with a job server, ended afterwards."""
@@ -90,9 +73,7 @@ def settings(folder: Path, *overrides: str):
 
 def test_runs_are_jobs_of_ray(ray_address, tmp_path, capsys):
     wait_for_job_server(ray_address)
-    child = tmp_path / "child.py"
-    child.write_text(CHILD)
-    command = (sys.executable, str(child))
+    command = (sys.executable, str(Path(__file__).parent / "cut_off_program.py"))
     config = settings(
         tmp_path, "recipes=[x,y]", "seeds=[0]", f"ray.address={ray_address}", "ray.runtime_env={env_vars:{GIVEN:here}}"
     )

@@ -125,25 +125,10 @@ def test_settings_that_cannot_be_are_refused(slurm, shared, clean):
     assert job.end() == ("FAILED", "1:0") and "ranks a node: 'two'; accepted" in job.text
 
 
-CHILD = """
-import json, os, sys
-arguments = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
-folder = arguments["trainer.default_local_dir"]
-path = os.path.join(folder, "metrics.jsonl")
-done = sum(1 for _ in open(path)) if os.path.exists(path) else 0
-open(os.path.join(folder, "config.yaml"), "w").write("trainer: {total_training_steps: 3}")
-with open(path, "a") as file:
-    for step in range(done, 4):
-        if step == 2 and folder.endswith("seed1") and not done:
-            sys.exit("cut off")
-        data = {"val-core/s/acc/mean@8": 0.1 * step, "allocation/rollouts": 64 * step, "allocation/tokens": 9 * step}
-        file.write(json.dumps({"step": step, "data": data}) + "\\n")
-"""
-
-
 def compare(slurm, shared):
     """`python -m verl_ext.compare launcher=slurm`, with a small program in place of the trainer."""
-    environment = {**slurm.environment, **CPU, "VERL_EXT_PROGRAM": f"{sys.executable} {shared}/child.py"}
+    program = f"{sys.executable} {REPOSITORY}/tests/cluster/cut_off_program.py"
+    environment = {**slurm.environment, **CPU, "VERL_EXT_PROGRAM": program}
     return subprocess.run(
         [
             sys.executable,
@@ -168,7 +153,6 @@ def compare(slurm, shared):
 
 
 def test_compare_submits_follows_and_resumes(slurm, shared, clean):
-    (shared / "child.py").write_text(CHILD)
     first = compare(slurm, shared)
     assert first.returncode == 1, first.stdout + first.stderr
     assert "seed 0: done" in first.stdout and "seed 1: FAILED (FAILED 1:0)" in first.stdout
