@@ -21,6 +21,7 @@ from verl_ext.comparison.plan import read_note
 
 pytestmark = pytest.mark.cluster
 
+
 @pytest.fixture(scope="module")
 def ray_address():
     """A Ray of its own with a job server, ended afterwards."""
