@@ -24,7 +24,7 @@ from typing import Any
 from verl_ext.files import private_opener, restrict_umask
 from verl_ext.platform.cleanup import end_child
 from verl_ext.report.ledger_check import ledger_faults
-from verl_ext.report.plot import draw
+from verl_ext.report.plot import FILE as PLOT
 from verl_ext.report.progress import progress_line
 from verl_ext.report.records import METRICS, Run, read_run
 from verl_ext.report.table import table
@@ -251,7 +251,7 @@ def main(argv: list[str] | None = None) -> int:
         run = read_run(plan.folder)
         _say(f"\n{table(run)}\n")
         reached, sentence = verdict(run)
-        _say(f"{sentence}\nPlot: {draw(run)}\nAll in all {(time.monotonic() - begin) / 60:.1f} minutes.")
+        _say(f"{sentence}\nPlot: {plan.folder / PLOT}\nAll in all {(time.monotonic() - begin) / 60:.1f} minutes.")
         return 0 if reached else 1
     except KeyboardInterrupt:
         _say("\nStopped.")

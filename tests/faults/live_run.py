@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -43,10 +44,13 @@ class LiveRun:
             "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         self.log_path = folder / f"{self.mark[:6]}.log"
+        self.began_ns = time.time_ns()
         with open(self.log_path, "w") as log:
             self.child = subprocess.Popen(
-                command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-            )
+                command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+                # Tests that run in a shell's background inherit an ignored SIGINT, and Python then does not see Ctrl-C.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )  # fmt: skip
 
     # ------------------------------------------------ what it does
 
@@ -56,9 +60,9 @@ class LiveRun:
         return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", self.log_path.read_text(errors="replace"))
 
     def steps(self) -> list[int]:
-        """Steps whose metrics are logged."""
+        """Steps whose metrics are logged, as far as this run goes on from them; none before it has touched the file."""
         path = self.run_folder / "metrics.jsonl"
-        if not path.exists():
+        if not path.exists() or path.stat().st_mtime_ns < self.began_ns:
             return []
         lines = path.read_bytes().split(b"\n")[:-1]
         return [line["step"] for line in map(json.loads, lines) if "training/global_step" in line["data"]]
