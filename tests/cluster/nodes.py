@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -98,8 +99,8 @@ class Node:
     def start(self, hosts: Path) -> None:
         """Bring the node up, also again after `kill`."""
         mount = (
-            "mount --make-rprivate / && mount -t tmpfs -o size=4g none /dev/shm && mount -t tmpfs -o size=4g none /tmp "
-            f"&& chmod 1777 /tmp && mount --bind {shlex.quote(str(hosts))} /etc/hosts && hostname {self.name} "
+            "mount --make-rprivate / && mount -t tmpfs -o size=4g none /dev/shm "
+            f"&& {_own_tmp()} && mount --bind {shlex.quote(str(hosts))} /etc/hosts && hostname {self.name} "
             # Process 1 has to take in whatever its node's programs leave behind.
             f"&& echo up && while true; do {_IDLE} & wait $!; done"
         )
@@ -131,6 +132,16 @@ class Node:
         children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children").read_text().split()
         # `nsenter` has become `unshare`, whose only child is the node's process 1.
         self.init = int(children[0])
+
+
+def _own_tmp() -> str:
+    """A /tmp of the node's own; a repository or an environment under this machine's stays where it is."""
+    commands = "mount -t tmpfs -o size=4g none /tmp && chmod 1777 /tmp"
+    for folder in {str(Path(__file__).parents[2].resolve()), str(Path(sys.prefix).resolve())}:
+        if Path(folder).is_relative_to("/tmp"):
+            place = shlex.quote(folder)
+            commands = f"mount --bind {place} /mnt && {commands} && mkdir -p {place} && mount --move /mnt {place}"
+    return commands
 
 
 def _netns(name: str) -> str:

@@ -180,6 +180,26 @@ def test_the_pool_offers_prompts_in_the_order_of_verls_own_loader(shuffle):
     assert (verls[0] != verls[1]) == shuffle
 
 
+@pytest.mark.parametrize("seed", [None, 7])
+def test_the_order_of_prompts_is_the_data_seeds_alone(seed):
+    """Also where there is none, and whatever else the process draws: a resumed run finds the same order."""
+    import torch
+    from omegaconf import OmegaConf
+
+    from verl_ext.training.fake_run import FakePrompts
+    from verl_ext.training.prompts import PromptRows
+
+    def orders(config):
+        torch.manual_seed(len(seen))
+        rows = PromptRows(FakePrompts(64), OmegaConf.create(config))
+        seen.append([rows.order(epoch).tolist() for epoch in range(2)])
+        return seen[-1]
+
+    seen = []
+    assert orders({"shuffle": True, "seed": seed}) == orders({"shuffle": True, "seed": seed})
+    assert orders({"shuffle": True, "seed": 8}) != seen[0]
+
+
 def test_duplicate_prompts_are_kept_once():
     import datasets
     from omegaconf import OmegaConf

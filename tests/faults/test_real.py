@@ -131,6 +131,7 @@ def test_the_disk_is_full_at_a_save(start, tmp_path, small_disk, fault):
     left = run.nothing_left()
     kept = last_saved(run.run_folder)
     assert kept >= 1 and load_state(run.run_folder / f"global_step_{kept}" / "allocation")
+    assert f"A resume goes on from step {kept}, whose checkpoint is whole" in run.log
     subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
     again = start(*EVERY, where=tmp_path, run_folder=disk / "run")
     again.wait_for_step(kept + 1)

@@ -334,6 +334,15 @@ def test_graded_rewards_without_a_right_answer(extra):
     assert not flat.groups and flat.metrics["batch_effective_share"] == 0.0
 
 
+def test_float_residue_is_no_spread():
+    allocator = make_allocator("sara", effective="spread")
+    for third, alive in ((0.1 + 0.2, False), (0.3 + 1e-6, True)):
+        group = Group("g", 0, 0, requested=3)
+        for session, points in enumerate((0.3, 0.3, third)):
+            group.add(Outcome("g", session, False, points, 1, 1))
+        assert allocator._judge.effective(group) is alive
+
+
 def test_settings_are_checked_by_name():
     for bad, named in [
         ({"max_staleness": -1}, "max_staleness=-1"), ({"audit_fraction": 1.5}, "audit_fraction=1.5"),

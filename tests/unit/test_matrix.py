@@ -141,6 +141,27 @@ def test_it_ends_on_dead_data(selector, rate):
         assert waits == 0, f"{allocator}: {waits} rollouts of dead prompts wait"
 
 
+@pytest.mark.parametrize("allocator", ALL_ALLOCATORS)
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_shaped_scores_decide_nothing(selector, allocator):
+    """Scores shaped by length: the same prompts, requests and verdicts, and no group of one outcome in the batch."""
+    plain, shaped = make(selector, allocator, "none"), make(selector, allocator, "none", shaping=0.9)
+    for number in range(1, 7):
+        one, other = plain.step(number), shaped.step(number)
+        if "n_pilot_kept" not in ALL_ALLOCATORS[allocator]:  # where ties among rewards draw on the step's chance
+            assert decided(one) == decided(other)
+        scores = [outcome.score for group in other.groups for outcome in group.outcomes]
+        assert len(set(scores)) > 2 or not scores, "nothing was shaped"
+        assert allocator in TRAINS_ON_ALL or all(group.mixed for group in other.groups)
+
+
+TRAINS_ON_ALL = ("uniform", "knapsack", "reinforce_ada")
+
+
+def decided(collected):
+    return [(g.uid, g.prompt, g.requested, g.verdict, g.fate) for g in collected.started], collected.rounds
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize("selector, allocator, downsampler, problem", [
     (("shuffled", {}), ("uniform", {}), ("random", {"keep": 9}),

@@ -107,16 +107,6 @@ def test_a_loss_ends_the_block_with_its_own_error(monkeypatch):
         time.sleep(0.05)
         nodes[1] = node("b", 1, alive=False)
         time.sleep(30)
-    # ends of itself, before Ray knows of the node
-    nodes[1] = node("b", 1)
-
-    class ActorDiedError(Exception):
-        pass
-
-    with pytest.raises(node_watch.NodeLostError), node_watch.watched_nodes():
-        time.sleep(0.05)
-        nodes[1] = node("b", 1, alive=False)
-        raise ActorDiedError
     # ends for another reason
     nodes[1] = node("b", 1)
     with pytest.raises(ZeroDivisionError), node_watch.watched_nodes():
@@ -125,3 +115,38 @@ def test_a_loss_ends_the_block_with_its_own_error(monkeypatch):
     nodes.pop()
     with node_watch.watched_nodes() as watch:
         assert watch is None
+
+
+class ActorDiedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ActorDiedError(),
+        RuntimeError("ray::WorkerDict\n[gloo/transport/tcp/pair.cc] Read error [10.0.0.2]: Connection reset by peer"),
+        RuntimeError("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356"),
+        RuntimeError("ConnectionResetError: [Errno 104] Connection reset by peer"),
+    ],
+    ids=["actor", "gloo", "nccl", "connection"],
+)
+def test_a_run_that_ends_before_ray_knows_of_the_node_waits_for_it(monkeypatch, error):
+    import threading
+    import time
+
+    nodes = [node("a", 1), node("b", 1)]
+    monkeypatch.setattr(node_watch, "_actors", lambda: [("b", "b", True)])
+    monkeypatch.setattr(node_watch, "_nodes", lambda: nodes)
+    monkeypatch.setattr(node_watch, "_POLL_S", 0.01)
+    with pytest.raises(node_watch.NodeLostError, match="node b was lost") as raised, node_watch.watched_nodes():
+        time.sleep(0.05)
+        threading.Timer(0.3, lambda: nodes.__setitem__(1, node("b", 1, alive=False))).start()
+        raise error
+    assert raised.value.__cause__ is error
+    # The nodes are all there: the error stands.
+    nodes[1] = node("b", 1)
+    monkeypatch.setattr(node_watch, "_SEEN_WITHIN_S", 0.1)
+    with pytest.raises(type(error)) as raised, node_watch.watched_nodes():
+        raise error
+    assert raised.value is error

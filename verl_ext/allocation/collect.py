@@ -244,6 +244,9 @@ def _finish(
     short_by = ctx.target_groups - len(trained)
     if short_by > 0:
         _warn(ctx, pool, rounds, len(trained))
+    if pool.all_retired and allocator.readmits:
+        pool.readmit()
+        logger.warning("step %d: every prompt is retired: all %d are brought back", ctx.step, len(pool))
     return Collected(
         kept=kept,
         dropped=dropped,

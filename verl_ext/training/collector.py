@@ -142,9 +142,12 @@ class Collector:
 
     @property
     def spent(self) -> bool:
-        """The run's rollouts (allocation.stop.run_rollouts) are issued."""
+        """Nothing can follow: the run's rollouts (allocation.stop.run_rollouts) are issued, or every prompt is retired
+        and no group waits."""
         most = self.settings.stop.run_rollouts
-        return most is not None and self.ledger.issued >= most
+        if most is not None and self.ledger.issued >= most:
+            return True
+        return self.pool.all_retired and not self.ledger.waiting
 
     def _watch_rewards(self) -> None:
         """Warn of rewards that are all zero, with answers whose rows are freed after this."""

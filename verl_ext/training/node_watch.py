@@ -8,6 +8,7 @@ and a transfer to a lost TransferQueue unit is waited for (TransferQueue 0.1.11,
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -24,8 +25,12 @@ _POLL_S = 3.0
 _GRACE_S = 10.0
 """Seconds that the run has to come to an end of its own, after the loss was seen."""
 _SEEN_WITHIN_S = 30.0
-"""Seconds within which Ray declares a node dead whose actors it declared dead already."""
-_ACTOR_GONE = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError", "OwnerDiedError", "WorkerCrashedError")
+"""Seconds within which Ray declares a node dead after its actors died or its connections broke."""
+_LOOKS_LOST = re.compile(
+    "ActorDiedError|ActorUnavailableError|NodeDiedError|OwnerDiedError|WorkerCrashedError"
+    "|DistBackendError|gloo|NCCL|Connection (reset|closed|refused)|Broken pipe"
+)
+"""In an error: an actor or a rank that may have gone with its node. Gloo's and NCCL's come first, within a second."""
 
 
 class NodeWatch:
@@ -119,7 +124,7 @@ def watched_nodes() -> Iterator[NodeWatch | None]:
         yield watch
     except BaseException as error:
         inside = False
-        if not watch.lost and any(name in f"{type(error).__name__} {error}" for name in _ACTOR_GONE):
+        if not watch.lost and _LOOKS_LOST.search(f"{type(error).__name__} {error}"):
             _wait_for_loss(watch)
         if watch.lost:
             raise NodeLostError(loss(watch.lost)) from error
@@ -131,7 +136,7 @@ def watched_nodes() -> Iterator[NodeWatch | None]:
 
 
 def _wait_for_loss(watch: NodeWatch) -> None:
-    """An actor died: is its node gone, too? Ray may know of the one before it knows of the other."""
+    """Is a node gone? Ray knows of its actors, and the other ranks of its connections, before Ray knows of the node."""
     end = time.monotonic() + _SEEN_WITHIN_S
     while not watch.lost and time.monotonic() < end:
         with suppress(Exception):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 
 from verl_ext.files import write_whole
@@ -14,10 +15,36 @@ logger = logging.getLogger(__name__)
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _FOLDER = re.compile(r"global_step_(\d+)")
+_FULL = 2**20
+"""Free bytes below which a disk counts as full: what is left is less than any file that a save breaks off at."""
 
 
 class TrackerError(ValueError):
     """The tracker names a checkpoint that is not there."""
+
+
+class SaveError(OSError):
+    """A checkpoint could not be saved."""
+
+
+def why_not_saved(folder: str | os.PathLike[str], error: BaseException) -> str:
+    """What to say of a save into ``folder`` that broke off: a full disk by its name, and where a resume begins.
+
+    torch writes the weights by code of its own, whose error on a full disk is about positions in a file.
+    """
+    folder = Path(folder)
+    try:
+        free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    except OSError:
+        free = None
+    said = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), repr(error))
+    if free is not None and free < _FULL and "No space left" not in said:
+        said = f"No space left on device ({free / 1024:.0f} KiB); {said}"
+    try:
+        begins = f"step {int((folder.parent / TRACKER).read_text())}, whose checkpoint is whole"
+    except (OSError, ValueError):
+        begins = "the start: no checkpoint is whole"
+    return f"{folder} could not be saved: {said}. A resume goes on from {begins}"
 
 
 def mend(folder: str | os.PathLike[str]) -> None:

@@ -179,6 +179,8 @@ class PPOTrainerAllocated(PPOTrainerSync):
         if self.stopped:
             saved = "saved" if trainer.save_freq > 0 else "not saved (trainer.save_freq=-1)"
             logger.warning("SIGTERM: the run ends after step %d, %s", self.global_steps, saved)
+        elif self.collector.pool.all_retired:
+            logger.warning("every prompt is retired and no group waits: the run ends after step %d", self.global_steps)
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
         """A step whose rounds left too little to train on makes no update, and ends like any other."""
@@ -283,8 +285,11 @@ class PPOTrainerAllocated(PPOTrainerSync):
         """The rules' state is saved beside the weights, whole before verl's tracker file makes the folder count."""
         # verl ends its save by writing the tracker file that makes the folder count: ours must be whole before.
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
-        self.collector.save(os.path.join(folder, "allocation"))
-        super()._save_checkpoint()
+        try:
+            self.collector.save(os.path.join(folder, "allocation"))
+            super()._save_checkpoint()
+        except Exception as error:
+            raise tracker.SaveError(tracker.why_not_saved(folder, error)) from error
 
     def _load_checkpoint(self) -> None:
         """The rules' state is restored beside the weights."""

@@ -259,6 +259,8 @@ def test_dead_data_ends_with_a_warning(caplog, name, population):
     assert collected.rollouts <= 6 * 4 * 8
     assert len(collected.dropped) == collected.rollouts
     assert "0 of 4 groups" in caplog.text and "stop.rollouts" in caplog.text
+    unscored = collected.rollouts if population == "unscorable" else 0
+    assert f"0 mixed, {collected.rollouts} rollouts, {unscored} of them without a score" in caplog.text
     fates = {f for f, n in run.ledger.rollouts_by_fate.items() if n}
     expected = "filtered" if name == "dynamic_sampling" else "abandoned"
     assert fates == ({"unscored"} if population == "unscorable" else {expected})
@@ -269,6 +271,37 @@ def test_a_small_pool_ends_short_without_a_prompt_twice(caplog):
     collected = run.step(0)
     assert len(collected.started) == 3 and collected.short_by >= 3
     assert "no more prompts" in caplog.text
+
+
+def test_rounds_that_run_out_and_a_pool_that_is_retired_are_said(caplog):
+    run = Run([0.0] * 500, "dynamic_sampling", groups=4, max_rounds=2, settings={"group_size": 4, "gen_multiple": 1})
+    collected = run.step(0)
+    assert collected.rounds == 2 and collected.short_by == 4 and collected.rollouts < 6 * 4 * 4
+    assert "allocation.max_rounds=2 is used up" in caplog.text
+    for row in range(500):
+        run.pool.retire(row)
+    empty = run.step(1)
+    assert (empty.rounds, empty.rollouts, empty.short_by) == (0, 0, 4)
+    assert "step 1: 0 of 4 groups: every prompt of the pool is retired" in caplog.text
+
+
+@pytest.mark.parametrize("readmit", [False, True])
+def test_a_pool_of_solved_prompts_ends_or_comes_back_where_asked(caplog, readmit):
+    settings = {"group_size": 8, "n_pilot": 4, "p_lower": 0.25, "p_upper": 0.75, "readmit": readmit}
+    run = Run([1.0] * 12, "pilot_commit", groups=2, settings=settings)
+    pilots = [len(run.step(step).started) for step in range(6)]
+    assert pilots == ([12] * 6 if readmit else [12, 0, 0, 0, 0, 0])
+    assert run.pool.all_retired is not readmit
+    assert caplog.text.count("all 12 are brought back") == (6 if readmit else 0)
+
+
+def test_groups_without_signal_in_the_batch_are_reported():
+    run = Run([0.0] * 6 + [1.0] * 3, "uniform", groups=9, settings={"group_size": 4})
+    assert run.step(0).metrics["batch_effective_share"] == 0.0
+    mixed = Run([0.0] * 6 + [0.5] * 3, "uniform", groups=9, settings={"group_size": 64})
+    collected = mixed.step(0)
+    assert collected.metrics["batch_effective_share"] == 3 / 9 and collected.metrics["groups"] == 9
+    assert collected.metrics["fate/trained"] == 9 * 64, "the rows that the loss is a mean over"
 
 
 def test_shaped_scores_decide_nothing():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from types import SimpleNamespace
+
 import pytest
 
-from verl_ext.training.tracker import TRACKER, TrackerError, mend, point_at, whole_checkpoints
+from verl_ext.training.tracker import TRACKER, TrackerError, mend, point_at, whole_checkpoints, why_not_saved
 
 
 def checkpoint(folder, step, *, data=True, state=True):
@@ -59,3 +62,29 @@ def test_a_run_that_begins_earlier_is_never_resumed_from_the_later_checkpoint_of
     assert (tmp_path / TRACKER).read_text() == "2"
     point_at(tmp_path, 0)
     assert not (tmp_path / TRACKER).exists()
+
+
+TORCHS = RuntimeError("Traceback ...\n  torch.save(...)\nRuntimeError: unexpected pos 1732224 vs 1732116\n")
+"""What torch says of a full disk, as Ray passes it on."""
+
+
+@pytest.mark.parametrize(
+    ("free", "error", "said"),
+    [
+        (20 * 1024, TORCHS, "No space left on device (20 KiB); RuntimeError: unexpected pos 1732224 vs 1732116."),
+        (0, OSError(28, "No space left on device"), "could not be saved: [Errno 28] No space left on device."),
+        (2**30, TORCHS, "could not be saved: RuntimeError: unexpected pos 1732224 vs 1732116."),
+        (2**30, RuntimeError(), "could not be saved: RuntimeError()."),
+    ],
+)
+def test_a_save_that_broke_off_says_why(tmp_path, monkeypatch, free, error, said):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert said in why_not_saved(tmp_path / "global_step_3", error)
+
+
+def test_a_save_that_broke_off_says_where_a_resume_begins(tmp_path):
+    folder = tmp_path / "global_step_3"
+    assert why_not_saved(folder, TORCHS).endswith("A resume goes on from the start: no checkpoint is whole")
+    (tmp_path / TRACKER).write_text("2")
+    assert why_not_saved(folder, TORCHS).endswith("A resume goes on from step 2, whose checkpoint is whole")
+    assert why_not_saved(tmp_path / "gone" / "global_step_3", TORCHS).startswith(str(tmp_path))

@@ -62,6 +62,11 @@ class Allocator:
         budget what those in flight may still need."""
         return "its ask is written for whole rounds"
 
+    @property
+    def readmits(self) -> bool:
+        """Whether retired prompts come back once every prompt is retired; else the run ends there."""
+        return False
+
     def begin_step(self, ctx: StepContext) -> None:
         """A step begins. Groups kept waiting are taken up here, with ``ctx.resume(group)``; the selector has not
         begun the step yet, so that no prompt can be admitted."""

@@ -50,6 +50,8 @@ class PilotCommitSettings(AllocatorSettings):
     retire_after: int = 1
     """Solved pilots in a row that retire a prompt. 1 is the paper's; of prompts retired at 16 of 16 a fifth to a half
     would still be mixed in 64, and 2 lowers that."""
+    readmit: bool = False
+    """Whether all prompts come back once every one is retired; else the run ends there."""
     gen_multiple: float = 3.0
     """Pilots of a wave in units of the batch (G = gen_multiple x stop.groups)."""
     binding: bool = True
@@ -135,6 +137,10 @@ class PilotCommit(Allocator):
     @property
     def needs_rounds(self) -> str | None:
         return "pilots are chosen from among a whole wave and those of the steps before, and ride with their commits"
+
+    @property
+    def readmits(self) -> bool:
+        return self.settings.readmit
 
     def begin_step(self, ctx) -> None:
         require(ctx.max_rounds >= self.least_rounds, "max_rounds", ctx.max_rounds,
