@@ -100,7 +100,7 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
         JobServerError: the cluster cannot be reached, or refused a job.
     """
     settings = OmegaConf.to_container(config, resolve=True)
-    root = Path(settings["root"])
+    root = Path(settings["root"]).expanduser()
     planned = plan(settings["recipes"], settings["seeds"], root, settings["overrides"], settings["save_freq"])
     failed = []
     if settings["run"]:
@@ -122,7 +122,7 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
         folders = find(root, settings["folders"])
     if not folders:
         raise CompareError(f"no runs: no folder under {root} has a metrics.jsonl")
-    output = Path(settings["output"])
+    output = Path(settings["output"]).expanduser()
     title = settings["title"] or f"Comparison: {settings['project'] if not planned else root.name}"
     comparison = build(folders, output, title, settings["baseline"], settings["target"], settings["recipes"])
     for sentence in comparison["sentences"]:

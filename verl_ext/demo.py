@@ -98,7 +98,9 @@ def make_plan(arguments: list[str], now: datetime | None = None) -> Plan:
         DemoError: the configuration is refused; the message is Hydra's or verl_ext's own.
     """
     name = (now or datetime.now()).strftime("demo-%Y%m%d-%H%M%S")
-    overrides = [f"trainer.experiment_name={name}", "trainer.resume_mode=disable", *arguments]
+    # On this machine, also where a cluster is at hand.
+    here = "++ray_kwargs.ray_init.address=local"
+    overrides = [f"trainer.experiment_name={name}", "trainer.resume_mode=disable", here, *arguments]
     if not any(argument.startswith("recipe=") for argument in arguments):
         overrides.insert(0, "recipe=cpu/sara")
     command = [sys.executable, "-m", "verl_ext.main_ppo", *overrides, "--cfg", "job", "--resolve"]

@@ -68,6 +68,7 @@ def run(config: DictConfig) -> None:
     inputs = check_inputs(config, checks)
     checks.stop_if_short()
     OmegaConf.resolve(config)
+    _expand_folders(config)
     with run_guard(ask_trainer_to_stop):
         if config.trainer.device == "cpu":
             activate_cpu_platform(config)
@@ -76,6 +77,14 @@ def run(config: DictConfig) -> None:
         _run_verl(config, settings)
     if settings is not None:
         _show_report(config.trainer.default_local_dir)
+
+
+def _expand_folders(config: DictConfig) -> None:
+    """The user's home in place of `~`: those who write to the folders take their names as they are."""
+    trainer, allocation = config.trainer, config.get("allocation")
+    trainer.default_local_dir = os.path.expanduser(trainer.default_local_dir)
+    if allocation is not None and allocation.get("record"):
+        allocation.record = os.path.expanduser(allocation.record)
 
 
 def _say(finding: Finding) -> None:

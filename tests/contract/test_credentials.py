@@ -43,8 +43,13 @@ def test_logging_services_get_the_configuration_without_them(hidden, monkeypatch
 
     class Wandb:
         @staticmethod
+        def setup(settings):
+            seen.update(proxy=settings.https_proxy)
+
+        @staticmethod
         def init(config, settings, **kwargs):
-            seen.update(config=config, settings=settings)
+            # Settings of its own win over those of `setup`.
+            seen.update({"config": config} | ({"proxy": settings.https_proxy} if settings else {}))
 
         @staticmethod
         def finish(exit_code):
@@ -56,10 +61,19 @@ def test_logging_services_get_the_configuration_without_them(hidden, monkeypatch
 
     monkeypatch.setitem(__import__("sys").modules, "wandb", Wandb)
     tracking = trainer_base.Tracking("p", "e", default_backend=["wandb"], config=CONFIG)
-    assert "s3cret-wandb" not in str(seen["config"]) and "s3cret2" not in str(seen["config"])
+    assert "s3cret" not in str(seen["config"])
     assert seen["config"]["trainer"]["max_token_len"] == 7
-    assert seen["settings"].https_proxy == CONFIG["trainer"]["wandb_proxy"]
+    # Not shown, but used.
+    assert seen["proxy"] == CONFIG["trainer"]["wandb_proxy"]
     tracking.finish()
+    open_proxy = {"trainer": {"wandb_proxy": "http://proxy:8080"}}
+    trainer_base.Tracking("p", "e", default_backend="wandb", config=open_proxy).finish()
+    assert seen["config"] == open_proxy and seen["proxy"] == "http://proxy:8080"
+
+
+def test_a_proxy_is_not_set_where_wandb_is_not_a_logger(hidden, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)  # importing it would raise
+    trainer_base.Tracking("p", "e", default_backend=["console"], config=CONFIG).finish()
 
 
 def test_ray_is_started_as_verl_would_and_nothing_is_printed(monkeypatch, capsys):

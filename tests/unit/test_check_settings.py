@@ -85,6 +85,13 @@ BY_ITSELF = [
     ("algorithm.adv_estimator", "remax", "greedy rollout"),
     ("distillation.enabled", True, "not supported"),
     ("trainer.v1.sampler.custom_sampler", {"path": "mine.py"}, "its own sampler"),
+    ("trainer.v1.sampler.sync_refill_failed_groups", True, "accepted is False"),
+    ("skip.rollout_tq.enable", True, "accepted is False"),
+    ("data.gen_batch_size", 1, "accepted is null"),
+    ("data.gen_batch_size", 32, None),  # the batch's own size: nothing else than null
+    (f"{ROLLOUT}.router_config_path", "router.yaml", "before it has tokens to route by"),
+    (f"{ACTOR}.shuffle", True, "padding alone"),
+    ("critic.shuffle", True, "padding alone"),
     # files and folders
     ("data.train_files", "/no/such/train.parquet", "does not exist"),
     ("data.train_files", None, "names no file"),

@@ -8,6 +8,7 @@ import textwrap
 import time
 from importlib import metadata
 
+import psutil
 import pytest
 from omegaconf import OmegaConf
 
@@ -264,4 +265,23 @@ def test_nothing_is_left_however_the_run_ends(body, sent, status):
         driver.send_signal(getattr(signal, sent))
     seen = driver.wait(30)
     assert status is None or seen == status
+    assert wait_until_gone(child)
+
+
+@needs_proc
+def test_the_watcher_outlives_a_signal_to_all_processes():
+    """`ray job stop` and Slurm send SIGTERM to every process, the watcher too, and kill the run if it does not end."""
+    import signal
+
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER.format(body="time.sleep(300)"))],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    child = int(driver.stdout.readline())
+    [watcher] = [p for p in psutil.Process(driver.pid).children() if cleanup.__file__ in p.cmdline()]
+    time.sleep(0.5)  # it has begun
+    watcher.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    driver.kill()
+    driver.wait(30)
     assert wait_until_gone(child)

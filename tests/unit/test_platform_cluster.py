@@ -13,7 +13,8 @@ from verl_ext.training import node_watch
 
 
 @pytest.fixture(autouse=True)
-def no_cluster(monkeypatch):
+def no_cluster(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where `ray start` notes its cluster
     for name in ("RAY_ADDRESS", JOB_CONFIG, RUN_ID, "SPT_NOENV"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -34,6 +35,18 @@ def test_a_run_of_its_own_is_left_as_it_is(no_cluster):
     assert cluster_address(given) is None
 
 
+def test_a_cluster_that_was_started_on_this_machine_is_joined(no_cluster, tmp_path):
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379\n")
+    given = config()
+    assert join_cluster(given) == "10.0.0.1:6379" and "num_cpus" not in given.ray_kwargs.ray_init
+    given = config()
+    given.ray_kwargs.ray_init.address = "local"
+    assert join_cluster(given) is None and given.ray_kwargs.ray_init.num_cpus == 32
+    no_cluster.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    assert cluster_address(config()) == "10.0.0.2:6379"
+
+
 def test_what_starts_a_cluster_is_dropped_and_the_folder_absolute(no_cluster, tmp_path):
     no_cluster.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     no_cluster.setenv(RUN_ID, "abc")
@@ -47,12 +60,24 @@ def test_what_starts_a_cluster_is_dropped_and_the_folder_absolute(no_cluster, tm
 
 
 def test_variables_of_the_job_win(no_cluster):
-    no_cluster.setenv("RAY_ADDRESS", "auto")
-    no_cluster.setenv(JOB_CONFIG, json.dumps({"runtime_env": {"env_vars": {"VLLM_CPU_KVCACHE_SPACE": "4"}}}))
-    given = config("/shared/run", VLLM_CPU_KVCACHE_SPACE="1", VERL_PLATFORM="cpu")
-    join_cluster(given)
-    assert given.ray_kwargs.ray_init.runtime_env.env_vars == {"VERL_PLATFORM": "cpu"}
+    import ray
+
+    from verl_ext.training.ray_start import start_ray
+
+    mine = {"TRANSFER_QUEUE_ENABLE": "1", "PYTHONHASHSEED": "7", "VLLM_BATCH_INVARIANT": "0", "MY_OWN": "x"}
+    no_cluster.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    no_cluster.setenv("PYTHONHASHSEED", "7")
+    no_cluster.setenv(JOB_CONFIG, json.dumps({"runtime_env": {"env_vars": mine}}))
+    calls = []
+    no_cluster.setattr(ray, "init", lambda **given: calls.append(given))
+    given = OmegaConf.merge(config("/shared/run", VERL_PLATFORM="cpu", MY_OWN="y"), {
+        "actor_rollout_ref": {"rollout": {"full_determinism": False}}, "trainer": {"logger": ["console"]},
+        "reward": {"reward_model": {"enable": False}},
+    })  # fmt: skip
+    start_ray(given)
     assert given.trainer.default_local_dir == "/shared/run"
+    ours = calls[0]["runtime_env"]["env_vars"]
+    assert not set(ours) & set(mine) and ours["VERL_PLATFORM"] == "cpu" and "NCCL_DEBUG" in ours
 
 
 def test_a_relative_folder_in_a_working_dir_is_refused(no_cluster):

@@ -8,13 +8,14 @@ for ever); here it is a sentence within seconds.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.platform.cluster import cluster_address
 
 from .data import files_of
 from .findings import Checks, Problems, Seen, deadline
@@ -81,15 +82,11 @@ def _start(config: DictConfig, seconds: float) -> Seen:
 
     from verl_ext.training.ray_start import start_ray
 
+    place = "started here:" if cluster_address(config) is None else "connected to"
     with deadline(seconds, "starting Ray, or connecting to it,"):
         start_ray(config)
     nodes = _alive()
-    place = "connected to" if _given_address(config) else "started here:"
     return Seen(f"Ray {ray.__version__}, {place} a cluster of {len(nodes)} node(s)", True)
-
-
-def _given_address(config: DictConfig) -> bool:
-    return bool(os.environ.get("RAY_ADDRESS") or OmegaConf.select(config, "ray_kwargs.ray_init.address"))
 
 
 def _alive() -> list[dict[str, Any]]:

@@ -9,13 +9,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.platform import check_versions
+from verl_ext.platform import check_versions, version_warnings
 from verl_ext.training.numbers import number_problems
 from verl_ext.training.settings import AllocationSettings, check_config
 
 from .data import Rows, check_data, files_of
 from .findings import Checks, Problems, Seen
-from .model import check_lengths, check_model
+from .model import check_attention, check_lengths, check_model
+from .wandb_login import check_wandb
 
 DATA = ("data.train_files", "data.val_files")
 
@@ -32,6 +33,7 @@ def check_settings(config: DictConfig, checks: Checks) -> AllocationSettings | N
     settings = checks.run("settings", _settings, config)
     checks.run("versions", _versions, config)
     checks.run("folders", _folders, config)
+    checks.run("W&B", check_wandb, config)
     return settings
 
 
@@ -57,6 +59,7 @@ def check_with_verl(config: DictConfig, checks: Checks, settings: AllocationSett
 
     checks.run("verl", check_choices, config)
     checks.run("verl", validate, config)
+    checks.run("model", check_attention, config)
     train = inputs.get("data.train_files")
     checks.run("reward", _reward, config, settings, train.first if train else None)
     for name in DATA:
@@ -83,7 +86,8 @@ def _settings(config: DictConfig) -> Seen:
 
 def _versions(config: DictConfig) -> Seen:
     check_versions(config.trainer.device)
-    return Seen("verl and what else is relied upon have the versions needed")
+    seen = "verl and what else is relied upon have the versions needed"
+    return Seen(seen, warnings=version_warnings(config.trainer.device))
 
 
 def _folders(config: DictConfig) -> Seen:

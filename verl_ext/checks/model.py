@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,34 @@ def check_model(config: DictConfig) -> Seen:
     if not os.path.isdir(os.path.expanduser(path)):
         return Seen(f"{_PATH}={path}: a hub's name, {_where(path)}", tokenizer)
     return Seen(f"{_PATH}={path}: configuration, weights and tokenizer are there", tokenizer)
+
+
+def check_attention(config: DictConfig) -> Seen:
+    """Whether what FSDP's attention on a GPU is asked to be can be imported: verl's default is flash_attention_2.
+
+    Without a GPU here it is a warning: the run may be meant for other machines.
+
+    Raises:
+        Problems: this machine has a GPU, and neither of the two packages that give it.
+    """
+    model = config.actor_rollout_ref.model
+    wanted = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    on_gpu = config.trainer.device == "cuda" and config.actor_rollout_ref.actor.strategy.startswith("fsdp")
+    # transformers takes the one from `kernels` where flash_attn is missing.
+    if not on_gpu or wanted != "flash_attention_2" or find_spec("flash_attn") or find_spec("kernels"):
+        return Seen(f"attention: {wanted if on_gpu else 'nothing is needed for it'}")
+    import torch
+
+    said = (
+        "actor_rollout_ref.model.override_config.attn_implementation: flash_attention_2 is verl's default, and neither "
+        'flash_attn nor kernels is installed: pip install --no-build-isolation "verl[flash-attn-cu130torch211]==0.9.1" '
+        '(built with the compiler of CUDA 13) or "kernels>=0.12,<0.13" (fetched from the hub as a run starts), or set '
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa and "
+        "actor_rollout_ref.model.use_remove_padding=False"
+    )
+    if torch.cuda.is_available():
+        raise Problems(said)
+    return Seen("attention: is not tried, this machine has no GPU", warnings=(said,))
 
 
 def _folder_problems(setting: str, path: Any, weights: bool, tokenizer: bool) -> list[str]:

@@ -96,5 +96,5 @@ class RayJobs:
             file.write(text)
 
     def hint(self, job: str) -> str:
-        """See `JobServer`."""
-        return f"ray job stop {job}"
+        """See `JobServer`; Ray kills what has not ended 3 s after it was asked, before a step is over and saved."""
+        return f"ray job stop {job}  # killed after 3 s, or RAY_JOB_STOP_WAIT_TIME_S given before `ray start`"

@@ -20,7 +20,7 @@ This module imports neither verl nor torch, so that it can be used before either
 
 from .activate import CpuPlatformError, activate_cpu_platform, cpu_asked_for, cpu_environment
 from .cleanup import end_run_processes, run_guard, run_processes
-from .versions import VersionError, check_versions
+from .versions import VersionError, check_versions, version_warnings
 
 __all__ = [
     "CpuPlatformError",
@@ -32,4 +32,5 @@ __all__ = [
     "end_run_processes",
     "run_guard",
     "run_processes",
+    "version_warnings",
 ]

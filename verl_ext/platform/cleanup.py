@@ -267,6 +267,8 @@ def run_guard(ask_to_stop: Callable[[], bool] | None = None) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    # Whoever ends the run by a signal to all of its processes (`ray job stop`, Slurm) needs the watcher after that.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stdin.buffer.read()
     end_run_processes(sys.argv[1])
     shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -26,18 +26,34 @@ class ClusterError(ValueError):
 def cluster_address(config: DictConfig) -> str | None:
     """Address of the cluster that the run will join; None where it starts Ray itself.
 
-    As `ray.init` finds it: ``ray_kwargs.ray_init.address``, else ``RAY_ADDRESS``, which Ray sets for submitted jobs.
+    As `ray.init` finds it: ``ray_kwargs.ray_init.address``, else ``RAY_ADDRESS``, which Ray sets for submitted jobs,
+    else the cluster that `ray start` started or joined on this machine.
     """
-    given = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    given = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS") or _started_here()
     return None if given in (None, "", "local") else str(given)
+
+
+def _started_here() -> str | None:
+    """Address that `ray start` left on this machine (Ray 2.60); `ray stop` takes it away."""
+    from ray._private.utils import read_ray_address
+
+    return read_ray_address()
+
+
+def job_runtime_env() -> dict[str, Any]:
+    """The runtime environment that this process was submitted with; empty where it was not."""
+    return json.loads(os.environ.get(JOB_CONFIG) or "{}").get("runtime_env") or {}
+
+
+def job_variables() -> set[str]:
+    """Names of the environment variables that the user gave the job."""
+    return set(job_runtime_env().get("env_vars") or ())
 
 
 def join_cluster(config: DictConfig) -> str | None:
     """Make the configuration fit the cluster that is joined; does nothing where the run starts Ray itself.
 
     - Arguments of ``ray_kwargs.ray_init`` that only start a cluster are dropped: Ray refuses them.
-    - Variables that a submitted job's runtime environment has are the user's: ours of the same name are dropped, since
-      Ray refuses two of one name.
     - ``trainer.default_local_dir`` becomes absolute: the trainer is an actor that may run on another node, elsewhere.
 
     Returns:
@@ -49,7 +65,6 @@ def join_cluster(config: DictConfig) -> str | None:
     address = cluster_address(config)
     if address is None:
         return None
-    job_env = json.loads(os.environ.get(JOB_CONFIG) or "{}").get("runtime_env") or {}
     with open_dict(config):
         ray_init = config.setdefault("ray_kwargs", {}).setdefault("ray_init", {})
         for name in _START_ONLY:
@@ -57,9 +72,7 @@ def join_cluster(config: DictConfig) -> str | None:
         ours = ray_init.setdefault("runtime_env", {}).setdefault("env_vars", {})
         # Marks the run's processes for `run_guard`: here they are not children of this one.
         ours.update({name: os.environ[name] for name in (RUN_ID, "SPT_NOENV") if name in os.environ})
-        for name in set(ours) & set(job_env.get("env_vars") or ()):
-            ours.pop(name)
-        config.trainer.default_local_dir = _absolute(config.trainer.default_local_dir, job_env)
+        config.trainer.default_local_dir = _absolute(config.trainer.default_local_dir, job_runtime_env())
     return address
 
 

@@ -51,7 +51,10 @@ class GroupLLMClient(LLMServerClient):
         """The group client of `client`; a client of another class (async modes, a user's own) is left as it is."""
         if type(client) is not LLMServerClient:
             return client
-        return cls(config=client.config, load_balancer_handle=client._load_balancer)
+        group_client = cls(config=client.config, load_balancer_handle=client._load_balancer)
+        # Also what verl hangs on its client: the tokenizer, where traces are to hold text.
+        vars(group_client).update(vars(client))
+        return group_client
 
     @asynccontextmanager
     async def group(self, uid: str) -> AsyncIterator[None]:

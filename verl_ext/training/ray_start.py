@@ -6,7 +6,7 @@ import os
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.platform.cluster import join_cluster
+from verl_ext.platform.cluster import job_variables, join_cluster
 
 
 def start_ray(config: DictConfig) -> None:
@@ -35,4 +35,7 @@ def start_ray(config: DictConfig) -> None:
     default.setdefault("env_vars", {})["TRANSFER_QUEUE_ENABLE"] = "1"
     ray_init = config.ray_kwargs.get("ray_init") or {}
     runtime_env = OmegaConf.merge(default, ray_init.get("runtime_env") or {})
+    # Ray refuses a variable that the job's own runtime environment has too, whatever its value: the user's is kept.
+    for name in job_variables():
+        runtime_env.env_vars.pop(name, None)
     ray.init(**OmegaConf.to_container(OmegaConf.create({**ray_init, "runtime_env": runtime_env}), resolve=True))

@@ -27,6 +27,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.utils.rollout_trace import rollout_trace_attr
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.training.llm_client import GroupLLMClient
@@ -122,7 +123,7 @@ class AllocatedAgentLoopWorker(StreamingSessions, _VerlWorker):
         status = "failure"
         try:
             group = GroupRequest(uid, 0, int(n), prompt)
-            deadline_s = self.config.allocation.deadline_s
+            deadline_s = self.config.allocation.val_deadline_s
             replies = await self._run_group(group, sampling_params, global_steps, deadline_s, partition="val")
             if not any(reply.failed for reply in replies):
                 status = "finished"
@@ -149,20 +150,21 @@ class AllocatedAgentLoopWorker(StreamingSessions, _VerlWorker):
                 run.tasks[task] = session
             if run.tasks:
                 _, overdue = await asyncio.wait(run.tasks, timeout=deadline_s)
-            for task in overdue:
-                task.cancel()
             if overdue:
+                await self._end_sessions([run])
                 await asyncio.wait(overdue, timeout=5.0)
 
         outputs: dict[int, list[AgentLoopOutput]] = {}
         replies: dict[int, SessionReply] = {}
+        validates = partition == "val"
         for task, session in run.tasks.items():
             if run.aborted and (not task.done() or task.cancelled() or task.exception() is not None):
                 continue  # run.progress has its tokens
             if task in overdue:
                 message = f"session {session} of group {group.uid} did not end within {deadline_s:g} s"
-                replies[session] = SessionReply(group.uid, session, failed=True, error=message)
-                logger.error("%s (allocation.deadline_s): cancelled", message)
+                tokens = run.tokens(session)
+                replies[session] = SessionReply(group.uid, session, None, None, *tokens, failed=True, error=message)
+                logger.error("%s (allocation.%s): ended", message, "val_deadline_s" if validates else "deadline_s")
             elif (error := task.exception()) is not None:
                 if isinstance(error, RoundError):
                     raise error
@@ -182,7 +184,7 @@ class AllocatedAgentLoopWorker(StreamingSessions, _VerlWorker):
         scores = run.scoring.result()
         keys, rows, tags = [], [], []
         for session, session_outputs in outputs.items():
-            rule = self._outcome_rule if partition == "train" else None
+            rule = None if validates else self._outcome_rule
             reply = scored_reply(group, session, session_outputs, scores[session], global_steps, rule)
             reply.truncated = self._truncated(session_outputs)
             replies[session] = reply
@@ -224,7 +226,8 @@ class AllocatedAgentLoopWorker(StreamingSessions, _VerlWorker):
     ) -> list[AgentLoopOutput]:
         run.progress[session] = Progress()
         PROGRESS.set(run.progress[session])  # in this task's own context
-        return await self._run_session(run.group, session, sampling_params, global_steps)
+        with rollout_trace_attr(trace=False):  # as verl's V1 worker: a trace would be without its step and sample
+            return await self._run_session(run.group, session, sampling_params, global_steps)
 
     async def _run_session(
         self, group: GroupRequest, session: int, sampling_params: dict[str, Any], global_steps: int

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -42,11 +43,15 @@ class RunFolder:
         # Readable by others, as the metrics are: without the credentials that a configuration may carry.
         restrict_umask()
         plain = masked(OmegaConf.to_container(config, resolve=True))
-        write_whole(os.path.join(self.path, CONFIG), OmegaConf.to_yaml(OmegaConf.create(plain)).encode())
+        # A run that only validates may look at another's folder.
+        guest = OmegaConf.select(config, "trainer.val_only") and os.path.exists(os.path.join(self.path, CONFIG))
+        if not guest:
+            write_whole(os.path.join(self.path, CONFIG), OmegaConf.to_yaml(OmegaConf.create(plain)).encode())
         # Where verl's file logger writes, unless the user has said so.
         os.environ.setdefault("VERL_FILE_LOGGER_PATH", os.path.join(self.path, METRICS))
         self._about = {**provenance(), "ended_at_step": None}
-        self._write_about()
+        if not guest:
+            self._write_about()
         self._kept_metrics: list[str] = []
 
     def _write_about(self) -> None:
@@ -57,6 +62,13 @@ class RunFolder:
         ledger = os.path.join(self.path, LEDGER)
         kept = _lines_until(ledger, step) if step > 0 else []
         write_whole(ledger, "".join(kept).encode())
+        self._keep_metrics(step)
+
+    def keep_all(self) -> None:
+        """The ledger stays as it is, and what is logged is added to the metrics."""
+        self._keep_metrics(sys.maxsize)
+
+    def _keep_metrics(self, step: int) -> None:
         # A run that was killed before it had given them back left them here; its metrics are empty or cut short.
         aside = self._metrics_aside
         before = aside if os.path.exists(aside) else os.path.join(self.path, METRICS)

@@ -92,12 +92,16 @@ class GroupRun:
         """Sessions that have not ended."""
         return [task for task in self.tasks if not task.done()]
 
+    def tokens(self, session: int) -> tuple[int, int]:
+        """Tokens of a session's prompt, and of its response as far as it was generated."""
+        known = self.progress.get(session, Progress())
+        return known.prompt_tokens, known.response_tokens
+
     def aborted_replies(self, outputs: dict[int, list[AgentLoopOutput]]) -> list[SessionReply]:
         """What is said about a group that was cut off: all its sessions are aborted, also those that had ended."""
         replies = []
         for session in range(self.group.first, self.group.first + self.group.n):
-            known = self.progress.get(session, Progress())
-            prompt_tokens, response_tokens = known.prompt_tokens, known.response_tokens
+            prompt_tokens, response_tokens = self.tokens(session)
             if session in outputs:
                 prompt_tokens = len(outputs[session][0].prompt_ids)
                 response_tokens = sum(len(output.response_ids) for output in outputs[session])

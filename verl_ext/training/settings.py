@@ -82,6 +82,9 @@ class AllocationSettings:
     deadline_s: float = 3600.0
     """Seconds after which a session that has not ended is cancelled and counted as failed."""
 
+    val_deadline_s: float = 14400.0
+    """As `deadline_s`, for validation, whose prompts are all sent at once: seconds for a whole pass."""
+
     reward_deadline_s: float = 300.0
     """Seconds for the reward of a group's answers, and of an answer alone: one that takes longer is not scored, and the
     reward worker that it hangs in is replaced."""
@@ -106,7 +109,8 @@ class AllocationSettings:
             _attempt(problems, _positive_int, f"allocation.{name}", value)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             problems.append(f"allocation.seed={self.seed!r}: a non-negative whole number is accepted")
-        for name, seconds in (("deadline_s", self.deadline_s), ("reward_deadline_s", self.reward_deadline_s)):
+        for name in ("deadline_s", "val_deadline_s", "reward_deadline_s"):
+            seconds = getattr(self, name)
             if not _is_number(seconds) or not seconds > 0:
                 problems.append(f"allocation.{name}={seconds!r}: a positive number of seconds is accepted")
         if self.all_zero_steps is not None:
@@ -314,6 +318,28 @@ def _unsupported(config: DictConfig) -> list[str]:
         )
     if config.trainer.v1.sampler.get("custom_sampler") and config.trainer.v1.sampler.custom_sampler.get("path"):
         problems.append("trainer.v1.sampler.custom_sampler.path is set: allocation brings its own sampler")
+    if config.trainer.v1.sampler.get("sync_refill_failed_groups"):
+        problems.append(
+            "trainer.v1.sampler.sync_refill_failed_groups=True: the allocator replaces what failed; accepted is False"
+        )
+    if OmegaConf.select(config, "skip.rollout_tq.enable"):
+        problems.append("skip.rollout_tq.enable=True: a step's rollouts cannot be replayed; accepted is False")
+    if config.data.get("gen_batch_size") not in (None, config.data.train_batch_size):
+        problems.append(
+            f"data.gen_batch_size={config.data.gen_batch_size}: how many prompts are sampled at once is the "
+            "allocator's work here; accepted is null"
+        )
+    if router := config.actor_rollout_ref.rollout.get("router_config_path"):
+        problems.append(
+            f"actor_rollout_ref.rollout.router_config_path={router}: a group is given its server before it has tokens "
+            "to route by; accepted is null"
+        )
+    problems += [
+        f"{part}.shuffle=True: verl shuffles the rows after padding was spread over the mini-batches, so that one may "
+        "be padding alone; accepted is False"
+        for part in ("actor_rollout_ref.actor", "critic")
+        if OmegaConf.select(config, f"{part}.shuffle")
+    ]
     if config.get("distillation") is not None and config.distillation.get("enabled", False):
         problems.append("distillation.enabled=True: on-policy distillation is not supported with allocation")
     if config.algorithm.adv_estimator in ("remax",):

@@ -100,6 +100,12 @@ class StreamingSessions:
             run.aborted = not (run.scoring is not None and run.scoring.done())
             if run.scoring is not None:
                 run.scoring.cancel()
+        await self._end_sessions(runs)
+        if runs:
+            await asyncio.wait([run.whole for run in runs])
+
+    async def _end_sessions(self, runs: list[GroupRun]) -> None:
+        """Have the engine end what is left of these groups, so that it works on none of it; else cancel it."""
         client = self.llm_client
         give_up = time.monotonic() + ABORT_WITHIN_S
         while pending := [task for run in runs for task in run.pending]:
@@ -111,8 +117,6 @@ class StreamingSessions:
                     task.cancel()
                 break
             await asyncio.wait(pending, timeout=ABORT_EVERY_S)
-        if runs:
-            await asyncio.wait([run.whole for run in runs])
 
 
 class GroupStream:

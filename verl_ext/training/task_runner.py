@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -39,15 +40,26 @@ def hide_credentials() -> None:
         printed(masked(value), *args, **kwargs)
 
     class Tracking(tracking):
-        def __init__(self, *args: Any, config: Any = None, **kwargs: Any) -> None:
-            shown = masked(config)
-            # Not shown, but used: the proxy that W&B is reached through may need its password.
-            if proxy := (config or {}).get("trainer", {}).get("wandb_proxy"):
-                shown["trainer"]["wandb_proxy"] = proxy
-            super().__init__(*args, config=shown, **kwargs)
+        def __init__(
+            self, project_name: str, experiment_name: str, default_backend: Any = "console", config: Any = None
+        ) -> None:
+            shown, proxy = masked(config), (config or {}).get("trainer", {}).get("wandb_proxy")
+            if proxy and shown["trainer"]["wandb_proxy"] != proxy:
+                # verl would have W&B use the masked one, and the whole one would be uploaded with the configuration.
+                shown["trainer"]["wandb_proxy"] = None
+                _set_wandb_proxy(default_backend, proxy)
+            super().__init__(project_name, experiment_name, default_backend, shown)
 
     setattr(Tracking, _MARK, True)
     main_ppo.pprint, trainer_base.Tracking = pprint, Tracking
+
+
+def _set_wandb_proxy(loggers: str | Sequence[str], proxy: str) -> None:
+    """Where W&B (to verl also "tracking") is one of the loggers, have it use the proxy."""
+    if {"wandb", "tracking"} & ({loggers} if isinstance(loggers, str) else set(loggers)):
+        import wandb
+
+        wandb.setup(settings=wandb.Settings(https_proxy=proxy))
 
 
 class CarefulTaskRunner(_VerlTaskRunner):

@@ -89,6 +89,16 @@ def whole_checkpoints(folder: str | os.PathLike[str]) -> list[int]:
     )
 
 
+def drop_trajectories(folder: str | os.PathLike[str]) -> None:
+    """Delete the trajectories that wait beside checkpoints whose weights verl has deleted (max_actor_ckpt_to_keep).
+
+    Nothing can be resumed from there, and they may be gigabytes; what is small stays, to be read.
+    """
+    for path in Path(folder).glob("global_step_*/allocation/waiting-*.safetensors"):
+        if not (path.parents[1] / "actor").exists():
+            path.unlink()
+
+
 def point_at(folder: str | os.PathLike[str], step: int) -> None:
     """A run begins at this step: a tracker that names a later one, of another run in this folder, would mix the two."""
     path = Path(folder, TRACKER)

@@ -116,8 +116,12 @@ class PPOTrainerAllocated(PPOTrainerSync):
         logger.info("allocation: %s", self.budget.describe())
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """The rules are given the rollout workers, and the run's files are cut back to the step it is resumed from."""
+        """The rules are given the rollout workers, and the run's files are cut back to the step it is resumed from; a
+        run that only validates leaves them as they are."""
         self.collector.connect(agent_loop_manager)
+        if self.config.trainer.val_only:
+            self.run_folder.keep_all()
+            return super().fit(agent_loop_manager)
         tracker.point_at(self.run_folder.path, self.global_steps)
         self.run_folder.keep_until(self.global_steps)
         if self.collector.spent:  # resumed after its end
@@ -134,7 +138,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
     ) -> dict:
         """verl's, which resamples each variable of each prompt a thousand times: without those that repeat another."""
-        infos = reward_extra_infos_dict
+        infos, wanted = reward_extra_infos_dict, sum((expected_acc_counts or {}).values()) or len(sample_uids)
         if infos.get("score") == infos["reward"]:
             infos.pop("score")
         if infos.get("acc") == infos["reward"]:
@@ -143,7 +147,10 @@ class PPOTrainerAllocated(PPOTrainerSync):
             keys = zip(data_sources, sample_uids, infos["acc"], strict=True)
             if Counter((source, uid) for source, uid, acc in keys if acc is not None) == expected_acc_counts:
                 expected_acc_counts = None  # no rollout is missing: `acc_success_only` would be `acc` once more
-        return super()._val_metrics_update(data_sources, sample_uids, infos, sample_turns, expected_acc_counts)
+        metrics = super()._val_metrics_update(data_sources, sample_uids, infos, sample_turns, expected_acc_counts)
+        # verl takes what is missing for wrong.
+        metrics["allocation/val_lost"] = wanted - len(sample_uids)
+        return metrics
 
     def on_train_begin(self) -> None:
         """As `on_validate_begin`, for runs that do not validate first."""
@@ -290,6 +297,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
             super()._save_checkpoint()
         except Exception as error:
             raise tracker.SaveError(tracker.why_not_saved(folder, error)) from error
+        tracker.drop_trajectories(self.run_folder.path)
 
     def _load_checkpoint(self) -> None:
         """The rules' state is restored beside the weights."""

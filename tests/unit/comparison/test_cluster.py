@@ -12,6 +12,7 @@ from verl_ext.compare import job_server
 from verl_ext.comparison.cluster import run_on_cluster
 from verl_ext.comparison.plan import CompareError, State, plan, read_note, state_of
 from verl_ext.launch.jobs import JobServerError, JobState, JobStatus
+from verl_ext.launch.ray_jobs import RayJobs
 from verl_ext.launch.slurm_jobs import SlurmJobs
 
 
@@ -113,6 +114,12 @@ def test_folders_are_absolute_and_other_settings_refused(tmp_path, monkeypatch):
     assert cluster.jobs["job-0"][0] == str(tmp_path / "runs" / "x-seed0")
     with pytest.raises(CompareError, match="choose another project"):
         run_on_cluster(plan(["x"], [0], Path("runs"), ["a=1"]), print, cluster, poll_s=0.01)
+
+
+def test_what_ends_a_job_of_ray_is_a_command_that_says_when_it_is_killed():
+    hint = RayJobs.hint(object.__new__(RayJobs), "x-1")
+    command, _, comment = hint.partition("  # ")
+    assert command == "ray job stop x-1" and "RAY_JOB_STOP_WAIT_TIME_S" in comment
 
 
 def settings(*overrides):

@@ -1,8 +1,11 @@
 """How rows are laid out over ranks and mini-batches."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
+from verl.utils.tensordict_utils import make_iterator
 
 from verl_ext.training.batch import StepBudget, spread_padding
 
@@ -40,3 +43,17 @@ def test_the_budget_is_said_in_full():
     assert budget.rows == 256 and budget.optimizer_steps == 2
     for part in ("32 groups of 16", "3072 rollouts", "256 rows", "2 mini-batches", "2 optimizer steps", "2 ranks"):
         assert part in text
+
+
+def test_verls_shuffling_of_rows_would_undo_it():
+    """Which is why the actor's `shuffle` is refused."""
+    padding = [False] * 5 + [True] * 3
+    order = spread_padding(padding, ranks=1, mini_batches=4)
+    rows = TensorDict({"padding": torch.tensor(padding)[order]}, batch_size=8)
+
+    def alone(seed, **kwargs):
+        parts = make_iterator(rows, mini_batch_size=2, epochs=1, seed=seed, dataloader_kwargs=kwargs)
+        return any(bool(part["padding"].all()) for part in parts)
+
+    assert not any(alone(seed, shuffle=False) for seed in range(50))
+    assert any(alone(seed, shuffle=True) for seed in range(50))

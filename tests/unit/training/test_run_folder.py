@@ -84,3 +84,19 @@ def test_versions_and_machine_are_noted_and_the_step_the_run_ended_at(tmp_path, 
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(RunError, match="run.json"):
         read()
+
+
+def test_a_run_that_only_validates_leaves_anothers_files_alone(tmp_path):
+    RunFolder(str(tmp_path), OmegaConf.create({"x": 1})).end(3)
+    (tmp_path / "ledger.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {}}\n')
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == {"config.yaml", "run.json", "ledger.jsonl", "metrics.jsonl"}
+    guest = RunFolder(str(tmp_path), OmegaConf.create({"x": 2, "trainer": {"val_only": True}}))
+    guest.keep_all()
+    with open(tmp_path / "metrics.jsonl", "wb", buffering=0) as file:  # as verl's logger empties it
+        guest.restore_metrics(SimpleNamespace(logger={"file": SimpleNamespace(fp=file)}))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    alone = tmp_path / "alone"
+    RunFolder(str(alone), OmegaConf.create({"x": 2, "trainer": {"val_only": True}}))
+    assert OmegaConf.load(alone / "config.yaml").x == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +13,10 @@ import ray
 from tests.unit.training.in_process import Queue, Rewards, collector, right, score
 from verl_ext.allocation.groups import Fate
 from verl_ext.training.collector import NoUpdate
+from verl_ext.training.llm_client import GroupLLMClient
 from verl_ext.training.outcomes import OutcomeRule
 from verl_ext.training.rollout_worker import AllocatedAgentLoopManager, RoundError
-from verl_ext.training.sessions import GroupRequest, scored_reply
+from verl_ext.training.sessions import PROGRESS, GroupRequest, scored_reply
 
 IN_PARTS = ("recipe=cpu/sara", "allocation.allocator.probe=4", "allocation.allocator.chunk=1")
 
@@ -171,7 +173,7 @@ def test_everything_retired_ends_the_run(queue):
 
 def test_a_prompt_of_validation_that_never_ends_is_given_up(queue):
     """Validation waits until every prompt has its mark: one whose sessions hang gets it at the deadline."""
-    run = collector("allocation.deadline_s=0.2", fake={"hang_prompt": "'prompt 5'"})
+    run = collector("allocation.val_deadline_s=0.2", fake={"hang_prompt": "'prompt 5'"})
     worker = run.backend.manager.worker
     for row, status in ((4, "finished"), (5, "failure")):
         prompt = {**run.prompts.dataset[row], "uid": f"v{row}", "global_steps": 1, "__rollout_n__": 3}
@@ -181,6 +183,43 @@ def test_a_prompt_of_validation_that_never_ends_is_given_up(queue):
     for session in range(3):
         stored = queue.rows["val"][f"v4_{session}_0"]
         assert float(stored["rm_scores"].sum()) == pytest.approx(float(right(4, session)) - session / 100)
+
+
+def test_sessions_past_their_deadline_are_ended_in_the_engine(queue):
+    """An engine goes on with a request whose session was only cancelled; what it generated until then is counted."""
+
+    class Client(GroupLLMClient):
+        def __init__(self):
+            self._leases, self.told, self.end = {}, [], asyncio.Event()
+
+        @asynccontextmanager
+        async def group(self, uid):
+            yield
+
+        async def abort(self, uids):
+            self.told += uids
+            self.end.set()
+            return True
+
+    async def hangs(group, session, *_):
+        PROGRESS.get().prompt_tokens = 3
+        await worker.llm_client.end.wait()
+        PROGRESS.get().response_tokens = 5 + session
+
+    async def ask():
+        worker.llm_client = Client()
+        request = GroupRequest("s1g0", 0, 2, run.prompts.dataset[0])
+        return await worker._run_group(request, {}, 1, 0.05)
+
+    run = collector()
+    worker = run.backend.manager.worker
+    worker._run_session = hangs
+    replies = asyncio.run(ask())
+    assert worker.llm_client.told == ["s1g0"]
+    assert [(reply.failed, reply.prompt_tokens, reply.response_tokens) for reply in replies] == [
+        (True, 3, 5), (True, 3, 6)
+    ]  # fmt: skip
+    assert "did not end within 0.05 s" in replies[0].error
 
 
 def test_a_worker_that_never_answers_is_an_error_that_names_deadline_and_groups(monkeypatch):

@@ -7,7 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_ext.training.tracker import TRACKER, TrackerError, mend, point_at, whole_checkpoints, why_not_saved
+from verl_ext.training.tracker import (
+    TRACKER,
+    TrackerError,
+    drop_trajectories,
+    mend,
+    point_at,
+    whole_checkpoints,
+    why_not_saved,
+)
 
 
 def checkpoint(folder, step, *, data=True, state=True):
@@ -88,3 +96,17 @@ def test_a_save_that_broke_off_says_where_a_resume_begins(tmp_path):
     (tmp_path / TRACKER).write_text("2")
     assert why_not_saved(folder, TORCHS).endswith("A resume goes on from step 2, whose checkpoint is whole")
     assert why_not_saved(tmp_path / "gone" / "global_step_3", TORCHS).startswith(str(tmp_path))
+
+
+def test_waiting_trajectories_go_with_the_weights_they_belong_to(tmp_path):
+    for step in (1, 2):
+        checkpoint(tmp_path, step)
+        (tmp_path / f"global_step_{step}" / "allocation" / "waiting-ab.safetensors").write_bytes(b"")
+    (tmp_path / "global_step_2" / "actor").mkdir()
+    drop_trajectories(tmp_path)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/allocation/*"))
+    assert left == [
+        "global_step_1/allocation/allocation.json",
+        "global_step_2/allocation/allocation.json",
+        "global_step_2/allocation/waiting-ab.safetensors",
+    ]

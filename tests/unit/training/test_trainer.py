@@ -201,6 +201,26 @@ def test_steps_never_fall_also_with_a_validation_before_and_after_a_resume(made)
     assert "val-core/sums/acc/mean@8" in first.logged[2][1] and "allocation/rollouts" in first.logged[2][1]
 
 
+@pytest.mark.parametrize("mode", ["disable", "auto"])
+def test_a_validation_of_a_runs_folder_leaves_the_run_as_it_was(made, tmp_path, mode):
+    train(made("trainer.total_training_steps=2", "trainer.save_freq=1"))
+    names = ("config.yaml", "run.json", "ledger.jsonl", "latest_checkpointed_iteration.txt")
+    before = [(tmp_path / "run" / name).read_bytes() for name in names]
+    only = ("trainer.val_only=True", "trainer.val_before_train=True", f"trainer.resume_mode={mode}")
+    trainer = train(made("trainer.total_training_steps=9", *only))
+    assert trainer.validated == [0 if mode == "disable" else 2] and trainer.actor_rollout_wg.updates == []
+    assert [(tmp_path / "run" / name).read_bytes() for name in names] == before
+
+
+def test_rollouts_of_validation_that_never_came_are_counted(made):
+    trainer = made("trainer.total_training_steps=1")
+    infos = {"reward": [1.0, 0.0, 1.0], "acc": [1.0, 0.0, 1.0]}
+    wanted = {("sums", "a"): 2, ("sums", "b"): 3}
+    metrics = trainer._val_metrics_update(["sums"] * 3, ["a", "a", "b"], infos, [np.array([2])] * 3, wanted)
+    assert metrics["allocation/val_lost"] == 2
+    assert metrics["val-core/sums/acc/mean@3"] == pytest.approx(1 / 3), "verl takes them for wrong"
+
+
 @pytest.mark.parametrize("ranks, groups", [(1, 1), (2, 5), (3, 8), (5, 5), (7, 1), (7, 8)])
 def test_any_number_of_rows_on_any_number_of_ranks(made, ranks, groups):
     """Odd counts and prime ranks: whole mini-batches, real rows in each, and a loss over the real rows alone."""

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An account of W&B, which verl asks for only once model and engines are loaded."""
+
+from __future__ import annotations
+
+import configparser
+import netrc
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig, OmegaConf
+
+from .findings import Seen
+
+_NO_ACCOUNT = ("offline", "dryrun", "disabled")
+
+
+def check_wandb(config: DictConfig) -> Seen:
+    """Where `trainer.logger` names W&B, whether a key for it is found here, in the places that W&B itself looks at.
+
+    Without one it is a warning: the trainer may run on a machine that has one.
+    """
+    logger = config.trainer.logger
+    # "tracking" is verl's old name for it.
+    if not {"wandb", "tracking"} & ({logger} if isinstance(logger, str) else set(logger or ())):
+        return Seen("trainer.logger does not name it")
+    given = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    environment = {**os.environ, **given}
+    settings = _settings(environment)
+    mode = environment.get("WANDB_MODE") or settings.get("mode") or "online"
+    if mode in _NO_ACCOUNT:
+        return Seen(f"mode {mode}: no account is needed")
+    if any(environment.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        return Seen("the environment has a key")
+    url = environment.get("WANDB_BASE_URL") or settings.get("base_url") or "https://api.wandb.ai"
+    if settings.get("api_key") or _in_netrc(environment, urlsplit(url).netloc):
+        return Seen(f"there is a key for {url}")
+    warning = (
+        f"trainer.logger={logger}: no key for {url} is found here (WANDB_API_KEY, ~/.netrc, W&B's settings), "
+        "and without one the trainer ends once all is loaded: run `wandb login`, set WANDB_MODE=offline, or leave "
+        "wandb out of trainer.logger"
+    )
+    return Seen("no key is found", warnings=(warning,))
+
+
+def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """W&B's settings files: the user's, then those of the folder (`wandb offline` writes them)."""
+    parser = configparser.ConfigParser(interpolation=None)
+    user = Path(environment.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    try:
+        parser.read([user / "settings", Path(environment.get("WANDB_DIR") or ".") / "wandb" / "settings"])
+    except (configparser.Error, OSError, UnicodeError):
+        return {}
+    return dict(parser["default"]) if parser.has_section("default") else {}
+
+
+def _in_netrc(environment: Mapping[str, str], host: str) -> bool:
+    places = [environment["NETRC"]] if environment.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for path in (Path(place).expanduser() for place in places):
+        try:
+            if found := netrc.netrc(path).authenticators(host):
+                return bool(found[2])
+        except (netrc.NetrcParseError, OSError, UnicodeError):
+            continue
+    return False
