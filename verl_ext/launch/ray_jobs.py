@@ -24,6 +24,9 @@ _STATES = {
 }
 
 
+STOP_WITHIN = {"RAY_JOB_STOP_WAIT_TIME_S": "1800"}
+"""Seconds that `ray job stop` gives a run to end its step and to save; Ray's own 3 s are too few."""
+
 AGENT_WITHIN_S = 60.0
 """A job server answers before the agent that starts jobs does: seconds that it is given."""
 
@@ -50,6 +53,7 @@ class RayJobs:
         from ray.job_submission import JobSubmissionClient
 
         self.command, self.runtime_env = tuple(command), dict(runtime_env or {})
+        self.runtime_env["env_vars"] = {**STOP_WITHIN, **(self.runtime_env.get("env_vars") or {})}
         try:
             self.client = JobSubmissionClient(address)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -96,5 +100,5 @@ class RayJobs:
             file.write(text)
 
     def hint(self, job: str) -> str:
-        """See `JobServer`; Ray kills what has not ended 3 s after it was asked, before a step is over and saved."""
-        return f"ray job stop {job}  # killed after 3 s, or RAY_JOB_STOP_WAIT_TIME_S given before `ray start`"
+        """See `JobServer`."""
+        return f"ray job stop {job}"

@@ -116,10 +116,13 @@ def test_folders_are_absolute_and_other_settings_refused(tmp_path, monkeypatch):
         run_on_cluster(plan(["x"], [0], Path("runs"), ["a=1"]), print, cluster, poll_s=0.01)
 
 
-def test_what_ends_a_job_of_ray_is_a_command_that_says_when_it_is_killed():
-    hint = RayJobs.hint(object.__new__(RayJobs), "x-1")
-    command, _, comment = hint.partition("  # ")
-    assert command == "ray job stop x-1" and "RAY_JOB_STOP_WAIT_TIME_S" in comment
+def test_ray_gives_a_job_that_is_stopped_the_time_to_save(monkeypatch):
+    import ray.job_submission
+
+    monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", lambda address: address)
+    assert RayJobs("http://a:1", ("x",)).runtime_env == {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "1800"}}
+    own = {"working_dir": ".", "env_vars": {"A": "1", "RAY_JOB_STOP_WAIT_TIME_S": "9"}}
+    assert RayJobs("http://a:1", ("x",), own).runtime_env == own
 
 
 def settings(*overrides):
