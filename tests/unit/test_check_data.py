@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.check_configs import config_with, found
-from verl_ext.checks import Checks, State
+from verl_ext.checks import Checks, Problems, State
 from verl_ext.checks import data as data_checks
-from verl_ext.checks.data import check_data
+from verl_ext.checks.data import Rows, check_data, check_storage
 from verl_ext.checks.model import check_lengths, check_model
 from verl_ext.tiny.chain_sums import verl_row
 from verl_ext.training.preflight import check_reward
@@ -87,6 +87,21 @@ def test_the_same_question_with_another_answer_is_another_prompt(tmp_path):
 def test_validation_data_may_be_small_and_may_repeat(tmp_path):
     checks, read = checked(tmp_path, rows(1) * 3, setting="data.val_files")
     assert not checks.problems and read.total == 3
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("values", [{}, {"data.val_batch_size": 126}, {"data.val_max_samples": 126}])
+def test_a_validation_pass_that_storage_does_not_hold_is_refused(values):
+    config = config_with(**{
+        "data.val_max_samples": -1, "transfer_queue.backend.SimpleStorage.total_storage_size": 1000, **values,
+        "actor_rollout_ref.rollout.val_kwargs.n": 8,
+    })  # fmt: skip
+    with pytest.raises(Problems, match=r"total_storage_size=1000 is too small for a validation pass of \d+ rollouts"):
+        check_storage(config, Rows("data.val_files", total=200))
+    fits = Rows("data.val_files", total=125)
+    assert "1000 rollouts of validation at once" in check_storage(config, fits).text
+    with pytest.raises(Problems, match="1000 rollouts beside 1 waiting; accepted: 1001 or more"):
+        check_storage(config, fits, 1)
 
 
 def test_max_samples_count(tmp_path):

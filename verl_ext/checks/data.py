@@ -87,6 +87,30 @@ def check_data(config: DictConfig, setting: str) -> Seen:
     return _seen(rows)
 
 
+def check_storage(config: DictConfig, rows: Rows, waiting: int = 0) -> Seen:
+    """Whether TransferQueue holds a validation pass: verl sends `data.val_batch_size` prompts at a time, or all.
+
+    Args:
+        rows: of data.val_files.
+        waiting: rollouts that wait in it between two steps.
+
+    Raises:
+        Problems: the rows that do not fit would be lost, and their prompts count as wrong.
+    """
+    most, batch = config.data.get("val_max_samples"), config.data.get("val_batch_size")
+    prompts = min(rows.total, most) if isinstance(most, int) and most > 0 else rows.total
+    at_once = min(prompts, batch or prompts) * config.actor_rollout_ref.rollout.val_kwargs.n
+    storage = config.transfer_queue.backend
+    capacity = storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None
+    if capacity is not None and at_once + waiting > capacity:
+        raise Problems(
+            f"transfer_queue.backend.SimpleStorage.total_storage_size={capacity} is too small for a validation pass of "
+            f"{at_once} rollouts beside {waiting} waiting; accepted: {at_once + waiting} or more, or a smaller "
+            f"data.val_batch_size"
+        )
+    return Seen(f"data.val_files: {at_once} rollouts of validation at once")
+
+
 def _seen(rows: Rows) -> Seen:
     text = f"{rows.setting}: {rows.total} prompts"
     if rows.read < rows.total:

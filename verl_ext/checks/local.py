@@ -13,7 +13,7 @@ from verl_ext.platform import check_versions, version_warnings
 from verl_ext.training.numbers import number_problems
 from verl_ext.training.settings import AllocationSettings, check_config
 
-from .data import Rows, check_data, files_of
+from .data import Rows, check_data, check_storage, files_of
 from .findings import Checks, Problems, Seen
 from .model import check_attention, check_lengths, check_model
 from .wandb_login import check_wandb
@@ -62,6 +62,10 @@ def check_with_verl(config: DictConfig, checks: Checks, settings: AllocationSett
     checks.run("model", check_attention, config)
     train = inputs.get("data.train_files")
     checks.run("reward", _reward, config, settings, train.first if train else None)
+    if validation := inputs.get("data.val_files"):
+        groups = settings.stop.groups or config.data.train_batch_size if settings else 0
+        waiting = settings.make_allocator().most_waiting(groups) if settings else 0
+        checks.run("data", check_storage, config, validation, waiting)
     for name in DATA:
         if inputs.get("tokenizer") and inputs.get(name) and not _has_media(config, inputs[name]):
             checks.run("data", check_lengths, config, inputs["tokenizer"], inputs[name])
