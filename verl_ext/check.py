@@ -28,14 +28,16 @@ def run(config: DictConfig, checks: Checks) -> None:
     Raises:
         Problems: a setting of the check itself.
     """
-    seconds = config.check.timeout_s
+    if not isinstance(own := config.get("check"), DictConfig):
+        raise Problems(f"check={own!r}: timeout_s and cluster under it are accepted")
+    seconds = own.timeout_s
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise Problems(f"check.timeout_s={seconds!r}: a positive number of seconds is accepted")
     if not isinstance(config.check.cluster, bool):
         raise Problems(f"check.cluster={config.check.cluster!r}: true or false is accepted")
     settings = check_settings(config, checks)
     if checks.findings[0].state is not State.OK:
-        checks.skip("all others", "the configuration has to be resolved first")
+        checks.skip("all others", "the configuration has to be right first")
         return
     inputs = check_inputs(config, checks)
     OmegaConf.resolve(config)

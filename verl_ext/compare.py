@@ -28,6 +28,7 @@ from verl_ext.comparison.page import page
 from verl_ext.comparison.plan import CompareError, plan, state_of
 from verl_ext.comparison.runner import COMMAND, run_all
 from verl_ext.comparison.runs import find, load
+from verl_ext.comparison.settings import check_baseline, check_settings, prepare_output
 from verl_ext.files import restrict_umask
 from verl_ext.launch.jobs import JobServer, JobServerError
 
@@ -50,7 +51,7 @@ def build(
     grpo = re.compile(r"(^|[/_-])grpo$")
     runs.sort(key=lambda run: (order.get(run.recipe, len(order)), not (order or grpo.search(run.recipe))))
     comparison = compare(runs, baseline, target)
-    output.mkdir(parents=True, exist_ok=True)
+    prepare_output(output)
     draw_all(comparison, output)
     _write(output / "comparison.json", json.dumps(comparison, indent=1, default=str) + "\n")
     _write(output / "index.html", page(comparison, title))
@@ -100,18 +101,22 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
         JobServerError: the cluster cannot be reached, or refused a job.
     """
     settings = OmegaConf.to_container(config, resolve=True)
-    root = Path(settings["root"]).expanduser()
+    check_settings(settings)
+    root, output = Path(settings["root"]).expanduser(), Path(settings["output"]).expanduser()
     planned = plan(settings["recipes"], settings["seeds"], root, settings["overrides"], settings["save_freq"])
+    extra = find(None, settings["folders"])
+    if planned:
+        check_baseline(settings["baseline"], settings["recipes"], extra)
     failed = []
     if settings["run"]:
         if not planned:
             raise CompareError("recipes=[]; accepted: recipes to run, or run=false for the report alone")
         server = job_server(settings, command)
+        prepare_output(output)
         if server is None:
             failed = run_all(planned, _say, command)
         else:
             failed = run_on_cluster(planned, _say, server, settings["at_once"], settings["poll_s"])
-    extra = find(None, settings["folders"])
     if planned:
         there = [one.folder for one in planned if (one.folder / "metrics.jsonl").is_file()]
         for one in planned:
@@ -122,7 +127,6 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
         folders = find(root, settings["folders"])
     if not folders:
         raise CompareError(f"no runs: no folder under {root} has a metrics.jsonl")
-    output = Path(settings["output"]).expanduser()
     title = settings["title"] or f"Comparison: {settings['project'] if not planned else root.name}"
     comparison = build(folders, output, title, settings["baseline"], settings["target"], settings["recipes"])
     for sentence in comparison["sentences"]:
@@ -153,7 +157,7 @@ def main(config: DictConfig) -> None:
     except KeyboardInterrupt:
         _say("Stopped; the same command goes on from here." + _GO_ON.get(str(config.launcher), ""))
         status = 130
-    except (CompareError, JobServerError, OmegaConfBaseException) as error:
+    except (CompareError, JobServerError, OmegaConfBaseException, OSError) as error:
         print(f"verl_ext.compare: {error}", file=sys.stderr)
         status = 2
     sys.exit(status)

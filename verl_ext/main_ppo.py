@@ -13,14 +13,14 @@ import sys
 from importlib.metadata import entry_points
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_ext.checks import Checks, Finding, Problems, State
 from verl_ext.checks.local import check_inputs, check_settings, check_with_verl
 from verl_ext.files import restrict_umask
 from verl_ext.platform import CpuPlatformError, activate_cpu_platform, run_guard
 from verl_ext.platform.cluster import ClusterError
-from verl_ext.tiny.store import ensure_tiny, tiny_paths
+from verl_ext.tiny.store import default_cache, ensure_tiny, tiny_paths
 from verl_ext.training.node_watch import NodeLostError, watched_nodes
 from verl_ext.training.settings import AllocationSettings
 from verl_ext.training.stopping import ask_trainer_to_stop
@@ -64,11 +64,12 @@ def run(config: DictConfig) -> None:
     settings = check_settings(config, checks)
     checks.stop_if_short()
     if config.get("tiny") is not None:
-        ensure_tiny(config.tiny.mix)
+        _make_tiny(config.tiny.mix)
     inputs = check_inputs(config, checks)
     checks.stop_if_short()
-    OmegaConf.resolve(config)
+    # First: other settings refer to these.
     _expand_folders(config)
+    OmegaConf.resolve(config)
     with run_guard(ask_trainer_to_stop):
         if config.trainer.device == "cpu":
             activate_cpu_platform(config)
@@ -79,12 +80,35 @@ def run(config: DictConfig) -> None:
         _show_report(config.trainer.default_local_dir)
 
 
+def _make_tiny(mix: str) -> None:
+    try:
+        ensure_tiny(mix)
+    except OSError as error:
+        raise Problems(
+            f"VERL_EXT_CACHE={default_cache()}: the tiny task cannot be made there: {error}; accepted: a folder that "
+            "can be written (unset: ~/.cache/verl_ext)"
+        ) from error
+
+
+_PATHS = (
+    "trainer.default_local_dir",
+    "allocation.record",
+    "data.train_files",
+    "data.val_files",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.tokenizer_path",
+)
+
+
 def _expand_folders(config: DictConfig) -> None:
-    """The user's home in place of `~`: those who write to the folders take their names as they are."""
-    trainer, allocation = config.trainer, config.get("allocation")
-    trainer.default_local_dir = os.path.expanduser(trainer.default_local_dir)
-    if allocation is not None and allocation.get("record"):
-        allocation.record = os.path.expanduser(allocation.record)
+    """The user's home in place of `~`: those who read and write the paths take their names as they are."""
+    for setting in _PATHS:
+        value = OmegaConf.select(config, setting)
+        if isinstance(value, str):
+            OmegaConf.update(config, setting, os.path.expanduser(value))
+        elif isinstance(value, ListConfig):
+            paths = [os.path.expanduser(path) if isinstance(path, str) else path for path in value]
+            OmegaConf.update(config, setting, paths, merge=False)
 
 
 def _say(finding: Finding) -> None:
@@ -101,10 +125,15 @@ def _show_report(folder: str) -> None:
 
     try:
         run = read_run(folder)
-    except RunError as error:
+    except (RunError, OSError) as error:
         print(f"No report: {error} (trainer.logger needs 'file', and the folder must be on this machine)", flush=True)
         return
-    print(f"\n{table(run)}\nPlot: {draw(run)}", flush=True)
+    print(f"\n{table(run)}", flush=True)
+    try:
+        print(f"Plot: {draw(run)}", flush=True)
+    except OSError as error:
+        # The run itself ended well.
+        print(f"No plot: {error}", flush=True)
 
 
 def _run_verl(config: DictConfig, settings: AllocationSettings | None) -> None:

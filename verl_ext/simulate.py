@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,16 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 from verl_ext.allocation.settings import SettingError  # noqa: E402
-from verl_ext.files import restrict_umask  # noqa: E402
+from verl_ext.files import restrict_umask, write_whole  # noqa: E402
 from verl_ext.simulation.record import RecordError  # noqa: E402
 from verl_ext.simulation.run import Rules, simulate  # noqa: E402
 from verl_ext.simulation.settings import SimulationError, need, world_settings  # noqa: E402
 
 _ALLOCATION = {"selector", "allocator", "downsampler", "stop", "rounds", "max_rounds", "seed"}
+_SECTIONS = (
+    "allocation", "allocation.stop", "allocation.selector", "allocation.allocator", "allocation.downsampler",
+    "simulation", "trainer",
+)  # fmt: skip
 
 
 def run(config: DictConfig) -> dict[str, Any]:
@@ -38,14 +43,21 @@ def run(config: DictConfig) -> dict[str, Any]:
         SettingError, SimulationError, RecordError: a setting that cannot be, by name.
     """
     seed = config.seed
-    need(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0, "seed", seed, "an integer of 0 or more")
-    groups = config.allocation.stop.groups
+    need(_integer(seed, 0), "seed", seed, "an integer of 0 or more")
+    for name in _SECTIONS:
+        section = OmegaConf.select(config, name)
+        need(isinstance(section, DictConfig), name, section, f"a group of settings, {name}.<setting>=<value> each")
+    groups, rollouts = config.allocation.stop.groups, config.allocation.stop.rollouts
+    accepted = "null or an integer of 1 or more"
+    need(groups is None or _integer(groups, 1), "allocation.stop.groups", groups, accepted)
+    need(rollouts is None or _integer(rollouts, 1), "allocation.stop.rollouts", rollouts, accepted)
     if groups is not None:
         config.simulation.batch = groups
+    # checked before the whole is resolved: the rules may refer to the sum of two of these settings
+    world = world_settings(config.population, OmegaConf.to_container(config.simulation, resolve=True))
     if config.trainer.total_training_steps is None:
-        config.trainer.total_training_steps = config.simulation.steps + config.simulation.warmup_steps
+        config.trainer.total_training_steps = world.steps + world.warmup_steps
     plain = OmegaConf.to_container(config, resolve=True)
-    world = world_settings(plain["population"], plain["simulation"])
     allocation = plain["allocation"]
     for name in sorted(set(allocation) - _ALLOCATION):
         need(False, f"allocation.{name}", allocation[name], "in a simulation " + ", ".join(sorted(_ALLOCATION)))
@@ -55,6 +67,30 @@ def run(config: DictConfig) -> dict[str, Any]:
     )  # fmt: skip
     result = simulate(plain["population"], world, rules, seed)
     return {**result, "settings": plain}
+
+
+def _integer(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def output_path(output: Any) -> Path:
+    """Where the result goes; its folder is made, and found to take a file.
+
+    Raises:
+        SimulationError: no file can be written there.
+    """
+    accepted = "null or a path that ends in .json"
+    need(str(output).endswith(".json"), "output", output, accepted)
+    try:
+        path = Path(str(output)).expanduser()
+        need(not path.is_dir(), "output", output, f"{accepted}; this is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # a name at least as long as that of the file that the result is first written to
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=f".{os.getpid()}.tmp"):
+            pass
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user that there is not
+        need(False, "output", output, f"{accepted} and can be written ({error})")
+    return path
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -85,17 +121,16 @@ def main(config: DictConfig) -> None:
     output = config.output
     start = time.perf_counter()
     try:
-        need(output is None or str(output).endswith(".json"), "output", output, "null or a path that ends in .json")
+        path = None if output is None else output_path(output)  # before the simulation, which may take long
         result = run(config)
     except (SettingError, SimulationError, RecordError, OmegaConfBaseException) as error:
         sys.exit(f"verl_ext.simulate: {error}")
     print(summary(result))
-    if output is not None:
-        path = Path(output)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+    if path is not None:
+        try:
+            write_whole(path, (json.dumps(result, indent=1) + "\n").encode())
+        except OSError as error:
+            sys.exit(f"verl_ext.simulate: output={output!r} cannot be written: {error}")
         print(f"{'written to':<20}{path}")
     print(f"{'seconds':<20}{time.perf_counter() - start:.1f}")
 

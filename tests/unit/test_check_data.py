@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.check_configs import config_with, found
-from verl_ext.checks import Checks, Problems, State
+from verl_ext.checks import Checks, Problems, State, local
 from verl_ext.checks import data as data_checks
 from verl_ext.checks.data import Rows, check_data, check_storage
 from verl_ext.checks.model import check_lengths, check_model
@@ -58,6 +58,16 @@ WRONG = [
     ("a row without messages", changed(7, prompt=[]), ["row 7 of", "prompt is []"]),
     ("a row without a prompt", changed(39, prompt=None), ["row 39 of", "prompt is None"]),
     ("a row without an answer", changed(3, reward_model=None), ["row 3 of", "reward_model is None", "ground_truth"]),
+    ("truths that end", changed(4, reward_model={"style": "rule", "ground_truth": None}), ["row 4 of", "is None"]),
+    ("empty truths", [row | {"reward_model": {"ground_truth": " "}} for row in rows()], ["ground_truth of"]),
+    ("no true answers", [row | {"reward_model": {"ground_truth": [""]}} for row in rows()], ["ground_truth of"]),
+    ("content null", changed(5, prompt=[{"role": "user", "content": None}]), ["row 5 of", "content of message 0"]),
+    ("content a number", [row | {"prompt": [{"role": "user", "content": 7}]} for row in rows()], ["content", "is 7"]),
+    ("no role", [row | {"prompt": [{"content": "1+1="}]} for row in rows()], ["role of message 0", "accepted: text"]),
+    ("role null", changed(6, prompt=[{"role": None, "content": "1+1="}]), ["row 6 of", "role of message 0"]),
+    ("source null", changed(8, data_source=None), ["row 8 of", "data_source is None"]),
+    ("source a number", [row | {"data_source": 3} for row in rows()], ["row 0 of", "data_source is 3"]),
+    ("more is text", [row | {"extra_info": "a"} for row in rows()], ["extra_info is 'a'; accepted: null"]),
     ("no truth", [row | {"reward_model": {"style": "rule"}} for row in rows()], ["row 0 of", "ground_truth"]),
 ]
 
@@ -69,6 +79,34 @@ def test_wrong_training_data_is_refused(tmp_path, given, words):
     (problem,) = checks.problems
     assert read is None and "data.train_files" in problem
     assert all(word in problem for word in words), problem
+
+
+@pytest.mark.parametrize("truth", [0, 0.0, False, "0", ["", "7"], {"target": ["7"]}])
+def test_truths_that_are_no_text_and_content_in_parts_are_taken(tmp_path, truth):
+    prompts = [[{"role": "user", "content": [{"type": "text", "text": f"{i}+1="}]}] for i in range(40)]
+    given = [row | {"prompt": prompt, "reward_model": {"ground_truth": truth}, "extra_info": None}
+             for row, prompt in zip(rows(), prompts, strict=True)]  # fmt: skip
+    assert checked(tmp_path, given)[0].problems == []
+
+
+@pytest.mark.bad_input
+def test_a_line_that_is_cut_off_is_named(tmp_path):
+    path = tmp_path / "set.jsonl"
+    lines = [json.dumps(row) for row in rows()]
+    path.write_text("\n".join(lines)[:-9])
+    checks = Checks()
+    checks.run("data", check_data, config_with(**{"data.train_files": str(path)}), "data.train_files")
+    assert "row 39 (line 40) is not JSON" in checks.problems[0] and "line 2" not in checks.problems[0]
+
+
+def test_lines_of_json_end_where_json_says(tmp_path):
+    path = tmp_path / "set.jsonl"
+    prompts = [[{"role": "user", "content": f"{i}\u2028+1="}] for i in range(40)]
+    given = [row | {"prompt": prompt} for row, prompt in zip(rows(), prompts, strict=True)]
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in given), encoding="utf-8")
+    checks = Checks()
+    checks.run("data", check_data, config_with(**{"data.train_files": str(path)}), "data.train_files")
+    assert checks.problems == []
 
 
 def test_duplicates_are_counted_and_do_not_stop_a_run(tmp_path):
@@ -275,6 +313,16 @@ def reward(tmp_path, name, given=None, **values):
                                              ("none", "scores None"), ("raises", "not scored")])  # fmt: skip
 def test_a_reward_that_can_be_read(tmp_path, name, words):
     assert words in reward(tmp_path, name)
+
+
+def test_a_reward_that_raises_is_warned_of(tmp_path):
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    config = config_with(**{"reward.custom_reward_function.path": str(tmp_path / "rewards.py"),
+                            "reward.custom_reward_function.name": "raises"})  # fmt: skip
+    checks = Checks()
+    checks.run("reward", local._reward, config, AllocationSettings.from_config(config), rows(1)[0])
+    (warning,) = found(checks, State.WARNING)
+    assert "no such answer" in warning and "not scored" in warning
 
 
 @pytest.mark.bad_input

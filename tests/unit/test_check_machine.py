@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 import verl_ext.compare as compare
 import verl_ext.main_ppo as main_ppo
 from tests.unit.check_configs import NOWHERE, config_with
-from verl_ext.checks import Checks, State, model
+from verl_ext.checks import Checks, Problems, State, model
 from verl_ext.checks.local import _versions
 from verl_ext.checks.wandb_login import check_wandb
 from verl_ext.platform import versions
@@ -109,6 +109,26 @@ def test_netrc_is_looked_at_for_the_host_in_use(tmp_path, monkeypatch):
     assert wandb_warnings()
 
 
+@pytest.mark.parametrize("name", ["NETRC", "WANDB_CONFIG_DIR"])
+def test_a_folder_of_nobodys_is_no_key(monkeypatch, name):
+    monkeypatch.setenv(name, "~nosuch/x")
+    (warning,) = wandb_warnings()
+    assert "no key for" in warning
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("value", [5, "http://[::1", "wandb.example.org"])
+def test_an_address_that_is_none_is_refused_by_name(value):
+    with pytest.raises(Problems, match="WANDB_BASE_URL=.*https://api.wandb.ai"):
+        wandb_warnings(**{"ray_kwargs.ray_init.runtime_env": {"env_vars": {"WANDB_BASE_URL": value}}})
+
+
+@pytest.mark.bad_input
+def test_an_environment_that_is_no_mapping_is_refused_by_name():
+    with pytest.raises(Problems, match="runtime_env.env_vars='foo'"):
+        wandb_warnings(**{"ray_kwargs.ray_init.runtime_env": {"env_vars": "foo"}})
+
+
 @pytest.mark.parametrize("folder", [".config/wandb", "wandb"])
 @pytest.mark.parametrize("line", ["mode = offline", "api_key = k"])
 def test_wandbs_settings_are_looked_at(tmp_path, folder, line):
@@ -156,10 +176,25 @@ def test_the_users_home_is_meant_by_a_tilde(tmp_path, monkeypatch):
     monkeypatch.setattr(main_ppo, "activate_cpu_platform", lambda config: None)
     monkeypatch.setattr(main_ppo, "_show_report", started.append)
     monkeypatch.setattr(main_ppo, "_run_verl", lambda config, settings: started.append(config))
-    main_ppo.run(config_with(**{"trainer.default_local_dir": "~/runs/a", "allocation.record": "~/record"}))
+    main_ppo.run(
+        config_with(
+            resolved=False,
+            **{
+                "trainer.default_local_dir": "~/runs/a", "allocation.record": "~/record",
+                "data.train_files": ["~/a.parquet", "b.parquet"], "data.val_files": "~/val.parquet",
+                "actor_rollout_ref.model.path": "~/model", "actor_rollout_ref.model.tokenizer_path": "~/tokenizer",
+            },
+        )
+    )  # fmt: skip
     config, shown = started
     assert config.trainer.default_local_dir == shown == f"{tmp_path}/runs/a"
     assert config.allocation.record == f"{tmp_path}/record"
+    assert config.data.train_files == [f"{tmp_path}/a.parquet", "b.parquet"]
+    assert config.data.val_files == f"{tmp_path}/val.parquet"
+    model = config.actor_rollout_ref.model
+    assert (model.path, model.tokenizer_path) == (f"{tmp_path}/model", f"{tmp_path}/tokenizer")
+    # what refers to the model's path
+    assert config.actor_rollout_ref.rollout.prometheus.served_model_name == model.path
 
 
 def test_a_comparison_looks_for_its_runs_where_they_write(tmp_path, monkeypatch):

@@ -5,10 +5,13 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
-from tests.unit.check_configs import NOWHERE, config_with, problems_of
-from verl_ext.checks import Problems
+import verl_ext.main_ppo as main_ppo
+from tests.unit.check_configs import NOWHERE, config_with, found, problems_of
+from verl_ext.checks import Problems, State
+from verl_ext.checks.data import Rows
 from verl_ext.checks.findings import Checks
-from verl_ext.checks.local import check_settings
+from verl_ext.checks.local import check_settings, check_with_verl
+from verl_ext.tiny.store import tiny_paths
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 
@@ -35,6 +38,17 @@ BY_ITSELF = [
     (f"{ACTOR}.ppo_mini_batch_size", 0, "at least 1"),
     (f"{ACTOR}.ppo_epochs", 0.5, "whole number"),
     (f"{ACTOR}.optim.lr", "fast", "number"),
+    (f"{ACTOR}.clip_ratio", -0.2, "at least 0"),
+    (f"{ROLLOUT}.max_num_seqs", 0, "at least 1"),
+    (f"{ROLLOUT}.val_kwargs.temperature", -1, "at least 0"),
+    (f"{ROLLOUT}.val_kwargs.top_p", 0, r"\(0, 1\]"),
+    ("algorithm.gamma", 1.5, r"\[0, 1\]"),
+    ("algorithm.lam", -0.1, r"\[0, 1\]"),
+    ("data.val_batch_size", "abc", "null, or a whole number"),
+    ("data.val_batch_size", 0, "null, or a whole number"),
+    ("data.train_max_samples", "all", "-1 for all"),
+    ("data.val_max_samples", 1.5, "-1 for all"),
+    ("data.dataloader_num_workers", -1, "at least 0"),
     ("reward.num_workers", 0, "at least 1"),
     ("trainer.n_gpus_per_node", "all", "whole number"),
     ("trainer.nnodes", 0, "at least 1"),
@@ -44,6 +58,14 @@ BY_ITSELF = [
     ("trainer.test_freq", -5, "-1 for never"),
     ("transfer_queue.backend.SimpleStorage.num_data_storage_units", 0, "at least 1"),
     ("transfer_queue.backend.SimpleStorage.total_storage_size", 1000, "too small"),
+    ("transfer_queue.backend.SimpleStorage.total_storage_size", "abc", "null, or a whole number"),
+    # sections that are single values
+    ("reward.reward_model", None, "reward.reward_model=None: settings under it"),
+    ("trainer.v1", None, "trainer.v1=None: settings under it"),
+    ("trainer.v1.sampler", "foo", "trainer.v1.sampler='foo': settings under it"),
+    ("algorithm.filter_groups", "foo", "algorithm.filter_groups='foo': null or settings under it"),
+    ("algorithm.filter_groups", None, None),
+    ("transfer_queue.backend", "foo", "transfer_queue.backend='foo': settings under it"),
     # allocation
     ("allocation.selector", None, "names no rule"),
     ("allocation.allocator", {"group_size": 8}, "names no rule"),
@@ -104,6 +126,10 @@ BY_ITSELF = [
     ("actor_rollout_ref.model.tokenizer_path", "./nowhere", "no such folder"),
     ("trainer.default_local_dir", __file__, "is a file"),
     ("trainer.default_local_dir", None, "a folder's path"),
+    ("trainer.default_local_dir", "~nosuchuser/x", "default_local_dir=~nosuchuser/x: ~nosuchuser is no user's home"),
+    ("trainer.default_local_dir", "x" * 300, "default_local_dir=x+: cannot be a folder: File name too long"),
+    ("actor_rollout_ref.model.path", "~nosuchuser/x", "no such folder"),
+    ("actor_rollout_ref.model.path", "/" + "x" * 300, "no such folder"),
     ("trainer.device", "cpu", None),  # nothing wrong: no problem of any kind
 ]  # fmt: skip
 
@@ -139,20 +165,20 @@ def by_setting(rows):
 @pytest.mark.bad_input
 @by_setting(BY_ITSELF)
 def test_refused_without_verl(setting, value, words):
-    found = problems_of(config_with(**{setting: value}), with_verl=False)
+    said = problems_of(config_with(**{setting: value}), with_verl=False)
     if words is None:
-        assert found == []
+        assert said == []
         return
     last = setting.rpartition(".")[2]
-    assert [text for text in found if re.search(words, text) and last in text], found
+    assert [text for text in said if re.search(words, text) and last in text], said
 
 
 @pytest.mark.bad_input
 @by_setting(BY_VERL)
 def test_refused_by_what_verl_knows(setting, value, words):
-    found = problems_of(config_with(**{setting: value}))
+    said = problems_of(config_with(**{setting: value}))
     last = setting.rpartition(".")[2]
-    assert len(found) >= 1 and [text for text in found if words in text and last in text], found
+    assert len(said) >= 1 and [text for text in said if words in text and last in text], said
 
 
 @pytest.mark.bad_input
@@ -221,6 +247,36 @@ def test_what_hydra_refuses_is_named(override, named):
     with initialize_config_module("verl_ext.configs", version_base=None):
         with pytest.raises(HydraException, match=named):
             compose("main", overrides=[*recipe, override])
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("setting", ["data.val_batch_size", "transfer_queue.backend.SimpleStorage.total_storage_size"])
+def test_what_numbers_are_needed_for_is_skipped_where_they_are_wrong(setting):
+    checks = Checks()
+    check_with_verl(config_with(**{setting: "abc"}), checks, None, {"data.val_files": Rows("data.val_files", total=9)})
+    assert [text for text in found(checks, State.SKIPPED) if "storage" in text]
+    assert not [text for text in found(checks) if "TypeError" in text and text.startswith("data")]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("value", [None, "all"])
+def test_its_own_settings_have_to_be_some(value):
+    import verl_ext.check
+
+    with pytest.raises(Problems, match="check=.*timeout_s and cluster under it"):
+        verl_ext.check.run(config_with(check=value), Checks())
+
+
+@pytest.mark.bad_input
+def test_the_cache_of_the_tiny_task_has_to_be_one_that_can_be_written(monkeypatch):
+    monkeypatch.setenv("VERL_EXT_CACHE", "/dev/null/x")
+    made = tiny_paths("balanced")
+    paths = {"actor_rollout_ref.model.path": str(made.model), "data.train_files": str(made.train),
+             "data.val_files": str(made.val)}  # fmt: skip
+    said = problems_of(config_with(**paths), with_verl=False)
+    assert len(said) == 3 and all("VERL_EXT_CACHE=/dev/null/x: /dev/null is a file" in text for text in said)
+    with pytest.raises(Problems, match="VERL_EXT_CACHE=/dev/null/x: the tiny task cannot be made there"):
+        main_ppo.run(config_with(**paths))
 
 
 @pytest.mark.parametrize("value", ["check.cluster=maybe", "check.timeout_s=0"])

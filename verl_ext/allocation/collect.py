@@ -127,7 +127,8 @@ def collect(
             had come back is aborted.
     """
     budget = stop.budget(allocator.group_size)
-    require(max_rounds >= 1, "max_rounds", max_rounds, "an integer of 1 or more")
+    whole = isinstance(max_rounds, int) and not isinstance(max_rounds, bool)
+    require(whole and max_rounds >= 1, "max_rounds", max_rounds, "an integer of 1 or more")
     require(budget >= allocator.group_size, "stop.rollouts", budget, f"at least group_size={allocator.group_size}")
     require(rounds in ("barrier", "streaming"), "rounds", rounds, "barrier | streaming")
     streaming = rounds == "streaming"

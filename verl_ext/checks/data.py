@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import os
@@ -175,12 +176,32 @@ def _read(config: DictConfig, path: str, rows: Rows) -> list[str]:
 
 def _fault(record: dict[str, Any], prompt_column: str, by_rule: bool) -> str | None:
     prompt = record.get(prompt_column)
-    if not isinstance(prompt, list) or not prompt or not all(isinstance(m, dict) and "content" in m for m in prompt):
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(message, dict) for message in prompt):
         return f"{prompt_column} is {_short(prompt)}; accepted: a list of messages with role and content"
+    for number, message in enumerate(prompt):
+        # A list holds text beside images, video or sound.
+        for name, kinds, said in (("role", str, "text"), ("content", str | list, "text, or a list of parts")):
+            if not isinstance(value := message.get(name), kinds):
+                return f"{name} of message {number} of {prompt_column} is {_short(value)}; accepted: {said}"
+    if not isinstance(source := record.get("data_source"), str):
+        return f"data_source is {_short(source)}; accepted: text, the name that the reward knows"
     reward = record.get("reward_model")
     if by_rule and (not isinstance(reward, dict) or "ground_truth" not in reward):
         return f"reward_model is {_short(reward)}; accepted: a struct with ground_truth, the right answer"
+    if by_rule and _is_empty(reward["ground_truth"]):
+        return f"ground_truth of reward_model is {_short(reward['ground_truth'])}; accepted: the right answer"
+    if not isinstance(extra := record.get("extra_info"), dict | None):
+        return f"extra_info is {_short(extra)}; accepted: null or a struct"
     return None
+
+
+def _is_empty(truth: Any) -> bool:
+    """Whether nothing can be compared with it. 0 and False can."""
+    if isinstance(truth, str):
+        return not truth.strip()
+    if isinstance(truth, list | dict):
+        return all(map(_is_empty, truth.values() if isinstance(truth, dict) else truth))
+    return truth is None
 
 
 def _take(rows: Rows, record: dict[str, Any], prompt: list[dict[str, Any]], number: int, path: str) -> None:
@@ -211,15 +232,30 @@ def _records(path: str, wanted: list[str]) -> tuple[list[str], int, Iterator[dic
         return columns, file.metadata.num_rows, (row for batch in batches for row in batch.to_pylist())
     with open(path, encoding="utf-8") as source:
         text = source.read()
-    try:
-        records = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError:
-        records = json.loads(text)
-    if len(records) == 1 and isinstance(records[0], list):
-        records = records[0]
+    records = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise ValueError("it holds no JSON objects, one a line or in one list")
     return sorted({name for record in records for name in record}), len(records), iter(records)
+
+
+def _json_lines(text: str) -> Any:
+    """The values of a text with one a line; the value of a text that is one object over several lines."""
+    records = []
+    # Other ends of lines than these may stand within JSON's strings.
+    for line_number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if not records:
+                with contextlib.suppress(ValueError):
+                    return json.loads(text)
+            raise ValueError(
+                f"row {len(records)} (line {line_number}) is not JSON: {error.msg} at column {error.colno}; "
+                "accepted: an object a line"
+            ) from error
+    return records
 
 
 def _short(value: Any) -> str:

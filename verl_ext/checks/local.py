@@ -20,6 +20,25 @@ from .wandb_login import check_wandb
 
 DATA = ("data.train_files", "data.val_files")
 
+_SECTIONS = (
+    *(f"actor_rollout_ref.{part}" for part in ("actor.optim", "model", "rollout.agent", "rollout.val_kwargs")),
+    "algorithm",
+    "data",
+    *(f"reward.{part}" for part in ("custom_reward_function", "reward_manager", "reward_model")),
+    "trainer.v1.sampler",
+    "transfer_queue.backend.SimpleStorage",
+)
+"""Settings that have others under them, which are looked at without asking; what they stand in has, too."""
+
+_SECTIONS_OR_NULL = (
+    "actor_rollout_ref.model.override_config",
+    "algorithm.filter_groups",
+    "algorithm.rollout_correction",
+    "data.apply_chat_template_kwargs",
+    "data.custom_cls",
+    "distillation",
+)
+
 
 def check_settings(config: DictConfig, checks: Checks) -> AllocationSettings | None:
     """What the configuration says by itself. Imports nothing of verl.
@@ -62,6 +81,9 @@ def check_with_verl(config: DictConfig, checks: Checks, settings: AllocationSett
     checks.run("model", check_attention, config)
     train = inputs.get("data.train_files")
     checks.run("reward", _reward, config, settings, train.first if train else None)
+    if number_problems(config):
+        checks.skip("data", "storage and prompts' lengths: the numbers among the settings have to be right first")
+        return
     if validation := inputs.get("data.val_files"):
         groups = settings.stop.groups or config.data.train_batch_size if settings else 0
         waiting = settings.make_allocator().most_waiting(groups) if settings else 0
@@ -76,7 +98,27 @@ def _resolvable(config: DictConfig) -> Seen:
         OmegaConf.to_container(config, resolve=True)
     except Exception as error:
         raise Problems(" ".join(str(error).split())) from error
+    if problems := _not_sections(config):
+        raise Problems(*problems)
     return Seen("composes, and every reference in it can be resolved")
+
+
+def _not_sections(config: DictConfig) -> list[str]:
+    """What is a single value, but should have settings under it: the checks after this one could not name it."""
+    problems = {}
+    for section in _SECTIONS:
+        names = section.split(".")
+        for depth in range(1, len(names) + 1):
+            setting = ".".join(names[:depth])
+            if not isinstance(value := OmegaConf.select(config, setting), DictConfig):
+                problems[setting] = f"{setting}={value!r}: settings under it are accepted, not a single value"
+                break
+    for setting in _SECTIONS_OR_NULL:
+        if any(setting.startswith(f"{above}.") for above in problems):
+            continue
+        if not isinstance(value := OmegaConf.select(config, setting), DictConfig | None):
+            problems[setting] = f"{setting}={value!r}: null or settings under it are accepted, not a single value"
+    return list(problems.values())
 
 
 def _settings(config: DictConfig) -> Seen:
@@ -102,7 +144,7 @@ def _folders(config: DictConfig) -> Seen:
     for setting, path in wanted.items():
         if not isinstance(path, str) or not path:
             problems.append(f"{setting}={path!r}: a folder's path is accepted")
-        elif "://" not in path and (fault := _not_writable(Path(path).expanduser().absolute())):
+        elif "://" not in path and (fault := _not_writable(path)):
             problems.append(f"{setting}={path}: {fault}")
     if trainer.resume_mode == "resume_path":
         path = trainer.resume_from_path
@@ -113,21 +155,37 @@ def _folders(config: DictConfig) -> Seen:
     return Seen(f"trainer.default_local_dir={trainer.default_local_dir} can be written")
 
 
-def _not_writable(path: Path) -> str | None:
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
+def _not_writable(given: str) -> str | None:
+    path = Path(os.path.expanduser(given))
+    if path.parts and path.parts[0].startswith("~"):
+        return f"{path.parts[0]} is no user's home here"
+    path = path.absolute()
+    try:
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+    except OSError as error:
+        return f"cannot be a folder: {error.strerror}"
     if not there.is_dir():
         return f"{there} is a file"
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written by this user"
 
 
 def _unless_made(config: DictConfig, paths: list[str], check, *args) -> Seen:
-    """A check of paths, but where they are the tiny task's, which is made on first use."""
+    """A check of paths, but where they are the tiny task's, which is made on first use.
+
+    Raises:
+        Problems: the tiny task is to be made where nothing can be written.
+    """
     if config.get("tiny") is not None:
-        from verl_ext.tiny.store import tiny_paths
+        from verl_ext.tiny.store import default_cache, tiny_paths
 
         made = tiny_paths(config.tiny.mix)
         own = {str(made.model), str(made.train), str(made.val)}
         if paths and all(path in own and not os.path.exists(path) for path in paths):
+            if fault := _not_writable(str(made.model.parent)):
+                raise Problems(
+                    f"VERL_EXT_CACHE={default_cache()}: {fault}; accepted: a folder for the tiny task that can be "
+                    "written (unset: ~/.cache/verl_ext)"
+                )
             return Seen(f"{paths[0]}: made when the run starts (tiny.mix={config.tiny.mix})")
     return check(*args)
 
@@ -135,7 +193,9 @@ def _unless_made(config: DictConfig, paths: list[str], check, *args) -> Seen:
 def _reward(config: DictConfig, settings: AllocationSettings | None, row) -> Seen:
     from verl_ext.training.preflight import check_reward
 
-    return Seen(check_reward(config, settings, row))
+    warnings: list[str] = []
+    said = check_reward(config, settings, row, warnings.append)
+    return Seen(said, warnings=tuple(warnings))
 
 
 def _has_media(config: DictConfig, rows: Rows) -> bool:

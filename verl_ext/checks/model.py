@@ -77,9 +77,10 @@ def _folder_problems(setting: str, path: Any, weights: bool, tokenizer: bool) ->
         return [f"{setting}={path!r}: accepted are a folder or a hub's name such as Qwen/Qwen3-4B-Base"]
     if "://" in path:
         return []
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        if folder.exists():
+    # os.path's functions take users that are not known and names that are too long, too.
+    folder = Path(os.path.expanduser(path))
+    if not os.path.isdir(folder):
+        if os.path.exists(folder):
             return [f"{setting}={path}: is a file; accepted are a folder or a hub's name"]
         if not _HUB_NAME.match(path):
             return [f"{setting}={path}: no such folder, and not a hub's name such as Qwen/Qwen3-4B-Base"]

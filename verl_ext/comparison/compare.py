@@ -38,8 +38,7 @@ def compare(runs: Sequence[RunData], baseline: str | None = None, target: float 
     baseline = next(iter(groups)) if baseline is None else baseline
     if baseline not in groups:
         raise CompareError(f"baseline={baseline!r}; accepted: {', '.join(groups)}")
-    if target is not None and not 0 < target <= 1:
-        raise CompareError(f"target={target!r}; accepted: null, or a number in (0, 1]")
+    check_target(target)
     given = target is not None
     target = _default_target(groups[baseline]) if target is None else target
     common = {axis: _common(runs, axis) for axis in AXES}
@@ -57,10 +56,29 @@ def compare(runs: Sequence[RunData], baseline: str | None = None, target: float 
         "common": common,
         "recipes": recipes,
         "differences": differences,
-        "sentences": sentences(recipes, differences, baseline, common["rollouts"], target),
+        "sentences": sentences(
+            recipes,
+            differences,
+            baseline,
+            common["rollouts"],
+            target,
+            unmeasured=[str(data.folder) for data in runs if not data.points],
+            at_the_start=[str(data.folder) for data in runs if data.points and data.points[-1]["rollouts"] <= 0],
+        ),
         "settings": differing_settings(runs),
         "runs": [_run(data) for data in runs],
     }
+
+
+def check_target(target: Any) -> None:
+    """Refuse what is no held-out accuracy.
+
+    Raises:
+        CompareError: says what is accepted.
+    """
+    number = isinstance(target, int | float) and not isinstance(target, bool)
+    if target is not None and not (number and 0 < target <= 1):
+        raise CompareError(f"target={target!r}; accepted: null, or a number in (0, 1]")
 
 
 def _default_target(group: Sequence[RunData]) -> float | None:
@@ -148,9 +166,13 @@ def _by_step(series: Sequence[tuple[list[int], list[float]]]) -> dict[str, list[
 def _to_target(
     group: Sequence[RunData], reference: Sequence[RunData], axis: str, target: float | None, is_baseline: bool
 ) -> dict[str, Any]:
-    """What it took to reach the target, and its ratio to the baseline where all runs of both reached it."""
+    """What it took to reach the target, and its ratio to the baseline where all runs of both reached it.
+
+    Of the runs that were validated: what the others reached is not known.
+    """
+    group, reference = ([data for data in runs if data.points] for runs in (group, reference))
     found: dict[str, Any] = {"reached": 0, "of": len(group), "needed": None, "ratio": None}
-    if target is None:
+    if target is None or not group:
         return found
     own = [first_reach(_curve(data, axis), target) for data in group]
     theirs = [first_reach(_curve(data, axis), target) for data in reference]
@@ -158,7 +180,7 @@ def _to_target(
     if None in own:
         return found
     found["needed"] = _mean(own)
-    if not is_baseline and None not in theirs and all(value > 0 for value in theirs):
+    if not is_baseline and theirs and None not in theirs and all(value > 0 for value in theirs):
         ratio, low, high = bootstrap_ratio(own, theirs)
         several = len(own) > 1 and len(theirs) > 1
         found["ratio"] = {"mean": ratio, "low": low if several else None, "high": high if several else None}
@@ -180,16 +202,52 @@ def _differences(groups: dict[str, list[RunData]], baseline: str, equal: float |
 
 
 def sentences(
-    recipes: dict[str, Any], differences: dict[str, Any], baseline: str, equal: float | None, target: float | None
+    recipes: dict[str, Any],
+    differences: dict[str, Any],
+    baseline: str,
+    equal: float | None,
+    target: float | None,
+    unmeasured: Sequence[str] = (),
+    at_the_start: Sequence[str] = (),
 ) -> list[str]:
-    """What can be said, in plain words."""
+    """What can be said, in plain words.
+
+    Args:
+        unmeasured: folders of runs without held-out accuracy.
+        at_the_start: folders of runs whose last validation is at 0 rollouts.
+    """
     others = [name for name in recipes if name != baseline]
     if not others:
         return [f"Only {baseline} was run: there is nothing to compare it with."]
-    if equal is None:
+    if equal is not None:
+        said = _separation(differences, baseline, others, equal, "every validated run" if unmeasured else "every run")
+    elif at_the_start:
+        said = [
+            "Nothing can be said about held-out accuracy at equal rollouts: the last validation is at 0 rollouts in "
+            f"{', '.join(at_the_start)}."
+        ]
+    else:
         return ["Held-out accuracy was not measured in all runs: nothing can be said about it."]
+    if unmeasured:
+        said.append(f"Left out, for want of a held-out accuracy: {', '.join(unmeasured)}.")
+    if target is not None:
+        reaches = {name: recipes[name]["to_target"]["rollouts"] for name in recipes}
+        short = [
+            f"{name} ({reach['of'] - reach['reached']} of {reach['of']} runs)"
+            for name, reach in reaches.items()
+            if reach["reached"] < reach["of"]
+        ]
+        if short:
+            said.append(f"Short of {target:g}: {', '.join(short)}.")
+    if any(recipes[name]["faults"] for name in recipes):
+        said.append("The ledger of a run does NOT add up; see below.")
+    return said
+
+
+def _separation(differences: dict[str, Any], baseline: str, others: Sequence[str], equal: float, who: str) -> list[str]:
+    """Which recipes differ from the baseline at equal rollouts."""
     said = []
-    where = f"at {equal:,.0f} rollouts, which every run has reached,"
+    where = f"at {equal:,.0f} rollouts, which {who} has reached,"
     separate = {name: test for name, test in differences.items() if test["separates"]}
     for name, test in separate.items():
         word = "above" if test["difference"] > 0 else "below"
@@ -213,17 +271,6 @@ def sentences(
     untested = [name for name in others if name not in differences]
     if untested and differences:
         said.append(f"Not tested, for want of seeds: {', '.join(untested)}.")
-    if target is not None:
-        reaches = {name: recipes[name]["to_target"]["rollouts"] for name in recipes}
-        short = [
-            f"{name} ({reach['of'] - reach['reached']} of {reach['of']} runs)"
-            for name, reach in reaches.items()
-            if reach["reached"] < reach["of"]
-        ]
-        if short:
-            said.append(f"Short of {target:g}: {', '.join(short)}.")
-    if any(recipes[name]["faults"] for name in recipes):
-        said.append("The ledger of a run does NOT add up; see below.")
     return said
 
 

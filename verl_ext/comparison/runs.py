@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 import glob
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from verl_ext.masking import masked
-from verl_ext.report.ledger_check import ledger_faults
+from verl_ext.report.ledger_check import ledger_faults, malformed
 from verl_ext.report.progress import held_out
-from verl_ext.report.records import CONFIG, Run, RunError, read_run
+from verl_ext.report.records import ABOUT, CONFIG, Run, RunError, read_config, read_run
 
-from .plan import CompareError, read_note
+from .plan import NOTE, CompareError, read_note
 
 AXES = {"rollouts": "rollouts", "tokens": "generated tokens", "hours": "hours", "steps": "training steps"}
 """Axis and its label; hours are those of training steps, validation not counted."""
@@ -69,12 +68,12 @@ class RunData:
 
     def fates(self) -> dict[str, int]:
         """Rollouts by fate over the run, those waiting or in flight at its end included."""
-        if not self.run.ledger or "fates_total" not in self.run.ledger[-1]:
+        if not self.run.ledger or malformed(self.run.ledger[-1], ("fates_total",)):
             return {}
         last = self.run.ledger[-1]
         counts = {fate: n for fate, n in last["fates_total"].items() if n}
         for name in ("waiting", "in_flight"):
-            if last.get(name):
+            if last.get(name) and not malformed(last, (name,)):
                 counts[name] = last[name]
         return counts
 
@@ -114,16 +113,41 @@ def load(folder: Path) -> RunData:
     """
     try:
         run = read_run(folder)
-        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")) if (folder / CONFIG).is_file() else {}
-    except (RunError, yaml.YAMLError) as error:
+        config = masked(read_config(folder / CONFIG))
+    except RunError as error:
         raise CompareError(f"{folder}: {error}") from error
-    note, config = {**run.about, **read_note(folder)}, masked(config or {})
+    own = read_note(folder)
+    _check_note(folder / ABOUT, run.about)
+    _check_note(folder / NOTE, own)
+    note = {**run.about, **own}
     name = _get(config, "trainer.experiment_name") or folder.name
     match = _SEED.search(str(name))
     seed = note.get("seed", _get(config, "allocation.seed", int(match[1]) if match else None))
+    if not _is_seed(seed):
+        raise CompareError(f"{folder / CONFIG}: allocation.seed={seed!r}; accepted: null, or an integer")
     data = RunData(note.get("recipe") or _SEED.sub("", str(name)), seed, folder, run, config, note)
     _measure(data)
     return data
+
+
+def _is_seed(value: Any) -> bool:
+    return value is None or isinstance(value, int) and not isinstance(value, bool)
+
+
+_NOTED = {
+    "recipe": ("null, or a name", lambda value: value is None or isinstance(value, str)),
+    "seed": ("null, or an integer", _is_seed),
+    "overrides": ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(o, str) for o in value)),
+    "versions": ("a mapping", lambda value: isinstance(value, dict)),
+    "machine": ("a mapping", lambda value: isinstance(value, dict)),
+}
+
+
+def _check_note(path: Path, note: dict[str, Any]) -> None:
+    """Refuse a note whose values the report cannot show."""
+    for name, (accepted, fits) in _NOTED.items():
+        if name in note and not fits(note[name]):
+            raise CompareError(f"{path}: {name}={note[name]!r}; accepted: {accepted}")
 
 
 def find(root: Path | None, patterns: Iterable[str]) -> list[Path]:
@@ -163,7 +187,9 @@ def _measure(data: RunData) -> None:
             elif batch and n:  # verl's own trainer: every rollout is trained on
                 at["rollouts"] = float(record.step * batch * n)
                 at["tokens"] += batch * n * numbers.get("response_length/mean", 0.0)
-        if accuracies := held_out(numbers):
+        accuracies = held_out(numbers)
+        # All sets or none: the mean of those left would be another measure.
+        if accuracies and all(math.isfinite(value) for _, value in accuracies.values()):
             sources.update({source: estimate for source, (estimate, _) in accuracies.items()})
             accuracy = sum(value for _, value in accuracies.values()) / len(accuracies)
             data.points.append({**at, "accuracy": accuracy})

@@ -98,15 +98,16 @@ def target_table(comparison: dict[str, Any]) -> str:
     for name, colour in colours(comparison).items():
         found = comparison["recipes"][name]["to_target"]
         reach = found["rollouts"]
+        short = "not reached" if reach["of"] else "not measured"
         row: list[Cell] = [
             (f'<i class="dot" style="background:{colour}"></i>{html.escape(name)}', name),
-            (f"{reach['reached']} of {reach['of']}", reach["reached"] / reach["of"]),
+            (f"{reach['reached']} of {reach['of']}", reach["reached"] / reach["of"] if reach["of"] else None),
         ]
         for axis in AXES:
             needed = found[axis]["needed"]
             form = "{:.3g}" if axis == "hours" else "{:,.0f}"
-            row.append(_with_interval(needed, form, "not reached"))
-            missing = "baseline" if name == comparison["baseline"] else "–" if needed else "not reached"
+            row.append(_with_interval(needed, form, short))
+            missing = "baseline" if name == comparison["baseline"] else "–" if needed else short
             row.append(_with_interval(found[axis]["ratio"], "{:.2f}", missing))
         rows.append(row)
     return table(head, rows, "target")

@@ -11,16 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from verl_ext.data.rows import DataError, verl_row
-from verl_ext.data.store import data_folder, finished, write
+from verl_ext.data.store import check_output, data_folder, finished, write
 
 DATA_SOURCE = "reasoning_gym/countdown"
 # Puzzles drawn for each that is wanted, before they are said to be too few.
 _DRAWS_FOR_EACH = 20
+# reasoning-gym's time for a puzzle grows fast: some hundredths of a second for 6 numbers, a second for 15, and with 30
+# it hardly finds any that stays within its targets.
+MOST_NUMBERS = 15
+_SAY_EVERY_S = 60.0
 
 
 def _generator() -> tuple[Any, str]:
@@ -37,7 +42,14 @@ def _generator() -> tuple[Any, str]:
 
 
 def _puzzles(create: Any, seed: int, draws: int, numbers: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    yield from create("countdown", seed=seed, size=draws, min_numbers=numbers[0], max_numbers=numbers[1])
+    drawn = create("countdown", seed=seed, size=draws, min_numbers=numbers[0], max_numbers=numbers[1])
+    for i in range(draws):
+        try:
+            entry = drawn[i]
+        except ValueError:
+            # It gives a draw up that does not reach a target in a hundred attempts.
+            continue
+        yield entry
 
 
 def prepare(
@@ -62,9 +74,15 @@ def prepare(
     if all(finished(output, {**settings, "split": split}) for split, output in outputs.items()):
         print(f"countdown: {outputs['train']} and {outputs['val']} are there already", flush=True)
         return outputs
+    for output in outputs.values():
+        check_output(output, ())
     wanted = train_size + val_size
+    say_at = time.monotonic() + _SAY_EVERY_S
     rows: dict[str, dict[str, Any]] = {}
     for entry in _puzzles(create, seed, _DRAWS_FOR_EACH * wanted, numbers):
+        if time.monotonic() > say_at:
+            say_at += _SAY_EVERY_S
+            print(f"countdown: {len(rows):,} puzzles of {wanted:,}", flush=True)
         metadata = entry["metadata"]
         same = json.dumps([sorted(metadata["numbers"]), metadata["target"]])
         if same not in rows:
@@ -98,9 +116,9 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("train_size", "val_size"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: a number of at least 1 is accepted")
-    if not 2 <= args.numbers[0] <= args.numbers[1]:
-        parser.error(f"--numbers {args.numbers[0]} {args.numbers[1]}: two numbers of at least 2 that do not fall "
-                     "are accepted")  # fmt: skip
+    if not 2 <= args.numbers[0] <= args.numbers[1] <= MOST_NUMBERS:
+        parser.error(f"--numbers {args.numbers[0]} {args.numbers[1]}: two numbers from 2 to {MOST_NUMBERS} that do "
+                     "not fall are accepted")  # fmt: skip
     folder = (args.output or data_folder()).expanduser()
     try:
         prepare(folder, args.train_size, args.val_size, tuple(args.numbers), args.seed)

@@ -19,7 +19,7 @@ from typing import Any
 from verl_ext.data.fold import Counts, Fold
 from verl_ext.data.rows import DataError, verl_row
 from verl_ext.data.scan import fetch, scan
-from verl_ext.data.store import data_folder, download, fingerprint, finished, local_files, write
+from verl_ext.data.store import check_output, data_folder, download, fingerprint, finished, local_files, write
 from verl_ext.data.templates import TEMPLATES, ask, question_of
 
 HUB = "BytedTsinghua-SIA/DAPO-Math-17k"
@@ -55,6 +55,7 @@ def prepare(
             if path.suffix != ".parquet":
                 raise DataError(path, "a .parquet file is needed")
         made_from = {"files": [fingerprint(path) for path in files], "template": template}
+    check_output(output, files or ())
     if (report := finished(output, made_from)) is not None:
         print(f"{output} is there already: {_counts(report).describe()}", flush=True)
         return report

@@ -18,7 +18,7 @@ from typing import Any
 
 from verl_ext.data.fold import Counts, Fold
 from verl_ext.data.rows import DataError, verl_row
-from verl_ext.data.store import data_folder, download, fingerprint, finished, local_files, write
+from verl_ext.data.store import check_output, data_folder, download, fingerprint, finished, local_files, write
 from verl_ext.data.templates import TEMPLATES, ask
 from verl_ext.data.validation_sets import pick, read
 
@@ -46,6 +46,7 @@ def prepare(split: str, output: Path, inputs: Sequence[Path] | None = None, temp
         DataError: an input that cannot be used; names file, row and column.
     """
     files = None if inputs is None else local_files(inputs)
+    check_output(output, files or ())
     source = {"hub": HUB} if files is None else {"files": [fingerprint(path) for path in files]}
     made_from = {"set": "gsm8k", "split": split, "template": template, **source}
     if (report := finished(output, made_from)) is not None:
@@ -94,9 +95,14 @@ def main(argv: list[str] | None = None) -> None:
     folder = (args.output or data_folder()).expanduser()
     given = {split: getattr(args, split) for split in SPLITS}
     chosen = [split for split in SPLITS if given[split]] or SPLITS
+    outputs = {split: folder / f"gsm8k_{split}.parquet" for split in chosen}
     try:
-        for split in chosen:
-            prepare(split, folder / f"gsm8k_{split}.parquet", given[split], args.template)
+        # One split's output may be another's input.
+        files = local_files(path for split in chosen for path in given[split] or ())
+        for output in outputs.values():
+            check_output(output, files)
+        for split, output in outputs.items():
+            prepare(split, output, given[split], args.template)
     except DataError as error:
         sys.exit(f"verl_ext: {error}")
 

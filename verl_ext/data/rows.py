@@ -54,7 +54,7 @@ def verl_row(
 
 
 def answer_text(value: Any) -> str:
-    """An answer as text: stripped; a whole number without its decimal point; nothing for None and NaN.
+    """An answer as text: stripped; a whole number without its decimal point; nothing for None and what is not finite.
 
     Raises:
         TypeError: the value is neither text nor a number.
@@ -66,7 +66,7 @@ def answer_text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"text or a number is accepted, got {type(value).__name__}: {value!r}")
     if isinstance(value, float):
-        if math.isnan(value):
+        if not math.isfinite(value):
             return ""
         if value.is_integer():
             return str(int(value))

@@ -46,6 +46,14 @@ def check_columns(path: Path, schema: pa.Schema) -> None:
                         column="reward_model.ground_truth")  # fmt: skip
     if not _is_text(schema.field("data_source").type):
         raise DataError(path, f"text is needed, got {schema.field('data_source').type}", column="data_source")
+    style = _fields(schema.field("reward_model").type).get("style")
+    ability = schema.field("ability").type if "ability" in schema.names else None
+    for name, kind in (("reward_model.style", style), ("ability", ability)):
+        if not _is_text_or_none(kind):
+            raise DataError(path, f"text is needed, or no such column; got {kind}", column=name)
+    extra = schema.field("extra_info").type if "extra_info" in schema.names else pa.null()
+    if not (pa.types.is_struct(extra) or pa.types.is_null(extra)):
+        raise DataError(path, f"named fields are needed, or no such column; got {extra}", column="extra_info")
 
 
 def scan(files: Sequence[Path]) -> tuple[Fold, int]:
@@ -144,6 +152,12 @@ def _text(values: pa.Array) -> pa.Array:
 
 def _is_text(kind: pa.DataType | None) -> bool:
     return kind is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_text_or_none(kind: pa.DataType | None) -> bool:
+    if kind is None or pa.types.is_null(kind):
+        return True
+    return _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def _fields(kind: pa.DataType) -> dict[str, pa.DataType]:

@@ -7,14 +7,16 @@ done.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -75,6 +77,20 @@ def local_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
     return files
 
 
+def check_output(output: Path, inputs: Iterable[Path]) -> None:
+    """See that an output can take its place without taking an input's.
+
+    Raises:
+        DataError: the output, or a file written beside it, is one of the inputs, or a folder.
+    """
+    read = {path.resolve() for path in inputs}
+    for path in (output, *(_beside(output, ending) for ending in (".dropped.jsonl", ".report.json"))):
+        if os.path.isdir(path):
+            raise DataError(path, "is a folder where a file is to be written; another output is accepted")
+        if path.resolve() in read:
+            raise DataError(path, "would be written over while it is an input; another output is accepted")
+
+
 def open_parquet(path: Path) -> pq.ParquetFile:
     """A Parquet file that is read in a stream: pages, not whole columns, are held in memory.
 
@@ -100,11 +116,15 @@ def finished(output: Path, made_from: Mapping[str, Any]) -> dict[str, Any] | Non
     """The report of an output that is whole and was made from the same; None where it has to be made."""
     report_path = _beside(output, ".report.json")
     try:
-        report = json.loads(report_path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        report = json.loads(report_path.read_text("utf-8"))
+        size = output.stat().st_size
+    # ValueError: neither JSON nor UTF-8.
+    except (OSError, ValueError):
+        return None
+    if not isinstance(report, dict):
         return None
     same = report.get("format") == FORMAT and report.get("made_from") == made_from
-    whole = output.is_file() and output.stat().st_size == report.get("bytes")
+    whole = output.is_file() and size == report.get("bytes")
     return report if same and whole else None
 
 
@@ -126,7 +146,24 @@ def write(
 
     Raises:
         AssertionError: rows or keys read back are not those counted.
+        DataError: the files cannot be written.
     """
+    try:
+        return _write(output, made_from, batches, dropped, counts)
+    except OSError as error:
+        raise DataError(
+            output, f"cannot be written ({type(error).__name__}: {error}); a file in a folder that can be written to "
+            "is accepted"
+        ) from error  # fmt: skip
+
+
+def _write(
+    output: Path,
+    made_from: Mapping[str, Any],
+    batches: Iterable[list[dict[str, Any]]],
+    dropped: Iterable[Mapping[str, Any]],
+    counts: Mapping[str, Any],
+) -> dict[str, Any]:
     output.parent.mkdir(parents=True, exist_ok=True)
     report_path = _beside(output, ".report.json")
     # From here on there is no finished output under this name.
@@ -162,12 +199,36 @@ def _beside(output: Path, ending: str) -> Path:
 @contextmanager
 def _renamed(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to, renamed to `path` where nothing went wrong, else removed."""
+    _remove_abandoned(path)
     # Not mkstemp's, which is private: the umask says who may read what it becomes.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        # The lock ends with the process however that ends: a temporary file without one is abandoned.
+        with temporary.open("xb") as held:
+            _lock(held)
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary files for `path` of processes that were killed; those of living ones are left."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.tmp")
+    for other in path.parent.iterdir():
+        if name.fullmatch(other.name):
+            # One that is gone by now, or is another user's, is none of this run's.
+            with suppress(OSError), other.open("rb") as file:
+                if _lock(file):
+                    other.unlink()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Take the lock of a file unless it is taken, or there are none on this file system."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

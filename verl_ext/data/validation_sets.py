@@ -19,7 +19,16 @@ from typing import Any
 
 from verl_ext.data.fold import Counts, Fold
 from verl_ext.data.rows import DataError, answer_text, verl_row
-from verl_ext.data.store import data_folder, download, fingerprint, finished, local_files, open_parquet, write
+from verl_ext.data.store import (
+    check_output,
+    data_folder,
+    download,
+    fingerprint,
+    finished,
+    local_files,
+    open_parquet,
+    write,
+)
 from verl_ext.data.templates import TEMPLATES, ask, question_of
 
 QUESTIONS = ("problem", "question", "Problem", "Question")
@@ -69,6 +78,7 @@ def prepare(
     """
     known = SETS[name]
     files = None if inputs is None else local_files(inputs)
+    check_output(output, files or ())
     source = {"hub": known.hub} if files is None else {"files": [fingerprint(path) for path in files]}
     made_from = {"set": name, "template": template, **source}
     if (report := finished(output, made_from)) is not None:
@@ -117,11 +127,12 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for row, line in enumerate(file):
             try:
-                values = json.loads(line)
-            except json.JSONDecodeError as error:
+                values = json.loads(line.decode("utf-8"))
+            # JSON that is cut off or wrong, other bytes than UTF-8, or a number of thousands of digits.
+            except ValueError as error:
                 raise DataError(path, f"is not a JSON object ({error})", row) from error
             if not isinstance(values, dict):
                 raise DataError(path, f"is not a JSON object but a {type(values).__name__}", row)
@@ -145,17 +156,17 @@ def _problem(
 ) -> tuple[list[dict[str, str]], str, str | None]:
     """Messages, answer and index of a row in verl's columns or of a problem with its answer."""
     if isinstance(values.get("prompt"), list):
-        content = values["prompt"][-1].get("content") if values["prompt"] else None
-        if not isinstance(content, str) or not content.strip():
+        messages = [_message(path, row, message) for message in values["prompt"]]
+        content = messages[-1]["content"] if messages else ""
+        if not content.strip():
             raise DataError(path, "empty", row, "prompt.content")
-        messages = [{"role": m["role"], "content": m["content"]} for m in values["prompt"]]
         if template != "dapo":
             try:
                 messages = [*messages[:-1], *ask(question_of(content), template)]
             except ValueError as error:
                 raise DataError(path, str(error), row, "prompt.content") from error
-        column, answer = "reward_model.ground_truth", (values.get("reward_model") or {}).get("ground_truth")
-        index = (values.get("extra_info") or {}).get("index")
+        column, answer = "reward_model.ground_truth", _struct(path, row, values, "reward_model").get("ground_truth")
+        index = _struct(path, row, values, "extra_info").get("index")
     else:
         column, question = pick(path, row, values, QUESTIONS)
         if not isinstance(question, str) or not question.strip():
@@ -167,6 +178,22 @@ def _problem(
         return messages, answer_text(answer), None if index is None else str(index)
     except TypeError as error:
         raise DataError(path, str(error), row, column) from error
+
+
+def _message(path: Path, row: int, message: Any) -> dict[str, str]:
+    if not isinstance(message, Mapping):
+        raise DataError(path, f"messages with role and content are needed, got {message!r:.80}", row, "prompt")
+    for name in ("role", "content"):
+        if not isinstance(message.get(name), str):
+            raise DataError(path, f"text is needed, got {message.get(name)!r:.80}", row, f"prompt.{name}")
+    return {"role": message["role"], "content": message["content"]}
+
+
+def _struct(path: Path, row: int, values: Mapping[str, Any], column: str) -> Mapping[str, Any]:
+    value = values.get(column)
+    if value is not None and not isinstance(value, Mapping):
+        raise DataError(path, f"an object with named fields is needed, got {value!r:.80}", row, column)
+    return value or {}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -186,10 +213,17 @@ def main(argv: list[str] | None = None) -> None:
         if not equals or name not in SETS:
             parser.error(f"--input {given}: NAME=FILE is accepted, with NAME one of {', '.join(sorted(SETS))}")
         inputs.setdefault(name, []).append(Path(path))
-    folder = (args.output or data_folder()).expanduser()
+    outputs = {name: (args.output or data_folder()).expanduser() / f"{name}.parquet"
+               for name in args.sets or inputs or SETS}  # fmt: skip
+    for name in inputs.keys() - outputs.keys():
+        parser.error(f"--input {name}={inputs[name][0]}: not one of --sets {' '.join(outputs)}; those are accepted")
     try:
-        for name in args.sets or inputs or SETS:
-            prepare(name, folder / f"{name}.parquet", inputs.get(name), args.template, args.any_count)
+        # One set's output may be another's input.
+        files = local_files(path for paths in inputs.values() for path in paths)
+        for output in outputs.values():
+            check_output(output, files)
+        for name, output in outputs.items():
+            prepare(name, output, inputs.get(name), args.template, args.any_count)
     except DataError as error:
         sys.exit(f"verl_ext: {error}")
 

@@ -23,12 +23,16 @@ def main(argv: list[str] | None = None) -> int:
     restrict_umask()
     try:
         run = read_run(args.folder)
-    except RunError as error:
+    except (RunError, OSError) as error:
         print(f"verl_ext.report: {error}", file=sys.stderr)
         return 2
     print(table(run))
     if not args.no_plot:
-        print(f"\nPlot: {draw(run)}")
+        try:
+            print(f"\nPlot: {draw(run)}")
+        except OSError as error:
+            # The table is the report without it.
+            print(f"\nNo plot: {error}")
     return 1 if ledger_faults(run.ledger) else 0
 
 

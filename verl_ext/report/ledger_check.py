@@ -13,6 +13,23 @@ _NEEDED = (
 )
 
 
+def malformed(line: dict[str, Any], names: Sequence[str] = _NEEDED) -> list[str]:
+    """What of these a line of the ledger lacks, or has in another form than a count, or counts by fate."""
+    missing = [name for name in names if name not in line]
+    found = [f"no {', '.join(missing)} in its line"] if missing else []
+    for name in names:
+        if name in line and not _in_form(name, line[name]):
+            kind = "counts by fate" if name.startswith("fate") else "a count"
+            found.append(f"{name} is {line[name]!r:.40}, not {kind}")
+    return found
+
+
+def _in_form(name: str, value: Any) -> bool:
+    if name.startswith("fate"):
+        return isinstance(value, dict) and all(_in_form("", count) for count in value.values())
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def ledger_faults(lines: Sequence[dict[str, Any]]) -> list[str]:
     """What does not add up, in rollouts and in tokens; nothing where all does.
 
@@ -26,8 +43,8 @@ def ledger_faults(lines: Sequence[dict[str, Any]]) -> list[str]:
     sums: dict[str, Counter[str] | int] = {"issued": 0, "tokens": 0, "fates": Counter(), "fate_tokens": Counter()}
     for line in lines:
         step = line.get("step")
-        if missing := [name for name in _NEEDED if name not in line]:
-            faults.append(f"step {step}: no {', '.join(missing)} in its line")
+        if wrong := malformed(line):
+            faults += [f"step {step}: {what}" for what in wrong]
             continue
         for what, total, by_fate, in_flight, waiting in (
             ("rollouts", "issued_total", "fates_total", "in_flight", "waiting"),

@@ -38,6 +38,9 @@ def draw(run: Run, path: str | Path | None = None) -> Path:
 
     Returns:
         The file written.
+
+    Raises:
+        OSError: it cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -52,8 +55,11 @@ def draw(run: Run, path: str | Path | None = None) -> Path:
     path = Path(path) if path is not None else run.folder / FILE
     # Written whole or not at all: a viewer may be looking.
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(partial, format="png")
-    os.replace(partial, path)
+    try:
+        figure.savefig(partial, format="png")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
     return path
 
 

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .progress import held_out
+from .progress import FATE_PREFIX, held_out
 
 METRICS, LEDGER, CONFIG, ABOUT = "metrics.jsonl", "ledger.jsonl", "config.yaml", "run.json"
 
@@ -102,7 +103,7 @@ def read_run(folder: str | Path) -> Run:
     """Read a run's folder, finished or not.
 
     Raises:
-        RunError: the folder has no metrics.jsonl, or a line in it or in ledger.jsonl is not in the expected form.
+        RunError: the folder has no metrics.jsonl, or one of its files is not in the expected form.
     """
     folder = Path(folder)
     metrics = folder / METRICS
@@ -114,8 +115,7 @@ def read_run(folder: str | Path) -> Run:
     for line in json_lines(metrics):
         if not isinstance(line.get("step"), int) or not isinstance(line.get("data"), dict):
             raise RunError(f"{metrics}: expected lines with 'step' (an integer) and 'data', seen {sorted(line)}")
-        numbers = {k: v for k, v in line["data"].items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        by_step.setdefault(line["step"], {}).update(numbers)
+        by_step.setdefault(line["step"], {}).update(_numbers(metrics, line["step"], line["data"]))
     ledger: dict[int, dict[str, Any]] = {}
     if (folder / LEDGER).is_file():
         for line in json_lines(folder / LEDGER):
@@ -131,6 +131,46 @@ def read_run(folder: str | Path) -> Run:
     )
 
 
+def _numbers(path: Path, step: int, data: dict[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers. A loss may be NaN or infinite, a count may not."""
+    numbers = {k: v for k, v in data.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    for name, value in numbers.items():
+        try:
+            finite = math.isfinite(value)
+        except OverflowError as error:
+            raise RunError(f"{path}, step {step}: {name} is an integer too large for a number") from error
+        if not finite and (name in _COUNTS or name.startswith(FATE_PREFIX)):
+            raise RunError(f"{path}, step {step}: {name}={value!r}; expected a finite number")
+    return numbers
+
+
+_COUNTS = ("allocation/rollouts", "allocation/step_rollouts", "allocation/tokens", "allocation/step_tokens")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a run's config.yaml; empty where there is no such file.
+
+    Raises:
+        RunError: it is no YAML, or no mapping of settings.
+    """
+    if not path.is_file():
+        return {}
+    import yaml
+
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        raise RunError(f"{path}: not YAML ({error})") from error
+    if config is None:
+        return {}
+    # The types alone: what is in the file may be a credential.
+    if not isinstance(config, dict):
+        raise RunError(f"{path}: expected a mapping of settings, seen a {type(config).__name__}")
+    if not isinstance(config.get("trainer") or {}, dict):
+        raise RunError(f"{path}: trainer: expected a mapping of settings, seen a {type(config['trainer']).__name__}")
+    return config
+
+
 def _about(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
@@ -138,14 +178,12 @@ def _about(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunError(f"{path}: not JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
+    found = found if isinstance(found, dict) else {}
+    if not isinstance(end := found.get("ended_at_step"), int | None):
+        raise RunError(f"{path}: ended_at_step={end!r}; expected an integer, or null while the run goes on")
+    return found
 
 
 def _total_steps(path: Path) -> int | None:
-    if not path.is_file():
-        return None
-    import yaml
-
-    config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    steps = (config.get("trainer") or {}).get("total_training_steps")
+    steps = (read_config(path).get("trainer") or {}).get("total_training_steps")
     return steps if isinstance(steps, int) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .ledger_check import ledger_faults
+from .ledger_check import ledger_faults, malformed
 from .records import Run
 
 _WIDTH = 78
@@ -89,7 +89,8 @@ def _times(run: Run) -> str:
 
 
 def _fates(run: Run) -> str:
-    if not run.ledger or "fates_total" not in run.ledger[-1]:
+    # What is wrong with the line is in the verdict.
+    if not run.ledger or malformed(run.ledger[-1]):
         return ""
     last = run.ledger[-1]
     issued, tokens = last["issued_total"], last["tokens_total"]

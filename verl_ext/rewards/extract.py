@@ -9,7 +9,11 @@ STYLES = ("any", "answer", "boxed")
 _ANSWER = re.compile(r"answer[*_\s]*[:：]", re.IGNORECASE)
 _BRACES = re.compile(r"\\boxed\s*\{|\\[\\{}]|[{}]")
 _DISPLAY = (("$$", "$$"), ("\\[", "\\]"))
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
+_EMPHASIS = ("**", "__", "*", "_")
+_WRAPPERS = (
+    *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`")),
+    *((mark, mark) for mark in _EMPHASIS),
+)
 
 
 def final_answer(text: str, style: str = "any") -> str | None:
@@ -40,6 +44,9 @@ def last_answer_line(text: str) -> tuple[int, str] | None:
                 end = text.find(closing, start + len(opening))
                 if end >= 0:
                     return match.start(), text[start : end + len(closing)]
+        # Marks right before the content may open its emphasis, which closes behind it.
+        while text[start - 1] in "*_":
+            start -= 1
         end = text.find("\n", start)
         return match.start(), text[start : end if end >= 0 else len(text)]
     return None
@@ -76,10 +83,30 @@ def bare(text: str) -> str:
             inner = text[len(opening) : -len(closing)]
             if len(text) >= len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
                 # `$a$ and $b$` begins and ends alike, but is not one formula.
-                if opening not in inner and closing not in inner:
+                if opening not in inner and closing not in inner and not _is_script(inner, closing):
                     text = inner
+        text = _without_lone_marks(text)
         if text.startswith("\\boxed") and (box := last_boxed(text)) and box[0] == 0 and text.endswith(box[1] + "}"):
             text = box[1]
         if text == before:
             break
     return text
+
+
+def _without_lone_marks(text: str) -> str:
+    """The text without a mark of emphasis at one end of it: the other one of the pair stood around `Answer:`, too."""
+    for mark in _EMPHASIS:
+        rest = text[len(mark) :]
+        # `_{5}P` begins with a subscript.
+        if text.startswith(mark) and rest and mark not in rest and not (mark == "_" and rest.startswith("{")):
+            return rest
+        rest = text[: -len(mark)]
+        if text.endswith(mark) and rest and mark not in rest and not _is_script(rest, mark):
+            # `x_*` has a subscript.
+            return text if mark == "*" and rest.endswith("_") else rest
+    return text
+
+
+def _is_script(before: str, mark: str) -> bool:
+    """Whether a mark of emphasis behind this text is a part of its LaTeX: `a^*`, `\\_`."""
+    return mark in _EMPHASIS and before.endswith(("^", "\\"))

@@ -58,7 +58,7 @@ class MathSettings:
     """Score of a right answer."""
 
     wrong_score: float = 0.0
-    """Score of a wrong answer, or of none (math_dapo's is -1)."""
+    """Score of a wrong answer, or of none (math_dapo's is -1); below `right_score`."""
 
     max_answer_chars: int = 1000
     """A longer final answer is wrong, unless it is the true one to the letter."""
@@ -79,6 +79,10 @@ class MathSettings:
         for name in ("right_score", "wrong_score"):
             if not _is_number(value := getattr(self, name)):
                 raise RewardSettingError(name, value, "a finite number")
+        if self.wrong_score >= self.right_score:
+            raise RewardSettingError(
+                "wrong_score", self.wrong_score, f"a number below right_score={self.right_score!r}"
+            )
         if not _is_number(self.deadline_s) or self.deadline_s <= 0:
             raise RewardSettingError("deadline_s", self.deadline_s, "a positive number of seconds")
         for name, least in (("max_answer_chars", 1), ("workers", 1), ("memory_mb", 256)):

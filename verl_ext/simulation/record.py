@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from verl_ext.allocation.groups import Group, Outcome, Request
@@ -155,7 +156,7 @@ def read_record(path: str | os.PathLike[str]) -> pa.Table:
     """The whole record: a folder of step files, or one Parquet file with the same columns.
 
     Raises:
-        RecordError: nothing there, or a column is missing.
+        RecordError: nothing there, a file cannot be read, a column is missing, or its values cannot be.
     """
     path = Path(path)
     files = [file for _, file in _files(path)] if path.is_dir() else [path] if path.is_file() else []
@@ -163,15 +164,37 @@ def read_record(path: str | os.PathLike[str]) -> pa.Table:
         raise RecordError(f"{path}: no recorded outcomes; expected a folder of step-*.parquet or a Parquet file")
     tables = []
     for file in files:
-        have = pq.read_schema(file)
+        try:
+            have = pq.read_schema(file)
+            table = pq.read_table(file, columns=[name for name in SCHEMA.names if name in have.names])
+        except (pa.ArrowException, OSError) as error:
+            raise RecordError(f"{file}: {error}; expected a Parquet file with {', '.join(SCHEMA.names)}") from error
         if missing := [name for name in SCHEMA.names if name not in (*have.names, *_OPTIONAL)]:
             raise RecordError(f"{file}: no column {', '.join(missing)}; expected {', '.join(SCHEMA.names)}")
-        table = pq.read_table(file, columns=[name for name in SCHEMA.names if name in have.names])
         for name, value in _OPTIONAL.items():
             if name not in have.names:
                 table = table.append_column(name, pa.array([value] * len(table)))
-        tables.append(table.select(SCHEMA.names).cast(SCHEMA))
+        tables.append(pa.table([_column(file, table[field.name], field) for field in SCHEMA], schema=SCHEMA))
     return pa.concat_tables(tables).unify_dictionaries()
+
+
+def _column(file: Path, values: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """The column in the record's type.
+
+    Raises:
+        RecordError: it has nulls or values that it cannot have; rows are counted from 0.
+    """
+    where = f"{file}: column {field.name}"
+    if not field.nullable and values.null_count:
+        row = pc.index(values.is_null(), True).as_py()
+        raise RecordError(f"{where} is null in row {row}; accepted: {field.type} without null")
+    try:
+        cast = values.cast(field.type)
+    except pa.ArrowException as error:
+        raise RecordError(f"{where} is of type {values.type}: {error}; accepted: {field.type}") from error
+    if field.name == "tokens" and (row := pc.index(pc.less(cast, 0), True).as_py()) >= 0:
+        raise RecordError(f"{where} is {cast[row]} in row {row}; accepted: 0 or more")
+    return cast
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:

@@ -112,7 +112,9 @@ def world_settings(population: str, values: Mapping[str, Any]) -> WorldSettings:
     """
     need(population in POPULATIONS, "population", population, " | ".join(POPULATIONS))
     values = dict(values)
-    values["length"] = _build(LengthSettings, "simulation.length", values.get("length") or {})
+    length = values.get("length")
+    need(length is None or isinstance(length, Mapping), "simulation.length", length, "null or a group of settings")
+    values["length"] = _build(LengthSettings, "simulation.length", length or {})
     settings = _build(WorldSettings, "simulation", values)
     need(
         population == "u_shaped" or settings.effective_share is None,

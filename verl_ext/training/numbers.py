@@ -24,31 +24,46 @@ def _is_number(value: Any) -> bool:
 _POSITIVE = _whole(1)
 _OR_NEVER = (_whole(-1)[0], "a whole number of at least 1, or -1 for never")
 _ABOVE_ZERO = (lambda value: _is_number(value) and value > 0, "a number above 0")
+_AT_LEAST_ZERO = (lambda value: _is_number(value) and value >= 0, "a number of at least 0")
+_WEIGHT = (lambda value: _is_number(value) and 0 <= value <= 1, "a number in [0, 1]")
+_OR_ALL = (_whole(-1)[0], "a whole number of at least 1, or -1 for all")
+_OR_NULL = (lambda value: value is None or _POSITIVE[0](value), f"null, or {_POSITIVE[1]}")
 _SHARE = (lambda value: _is_number(value) and 0 < value <= 1, "a number in (0, 1]")
 
 NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "algorithm.gamma": _WEIGHT,
+    "algorithm.lam": _WEIGHT,
     "data.train_batch_size": _POSITIVE,
+    "data.val_batch_size": _OR_NULL,
+    "data.train_max_samples": _OR_ALL,
+    "data.val_max_samples": _OR_ALL,
+    "data.dataloader_num_workers": _whole(0),
     "data.max_prompt_length": _POSITIVE,
     "data.max_response_length": _POSITIVE,
     "actor_rollout_ref.rollout.n": _POSITIVE,
     "actor_rollout_ref.rollout.temperature": _ABOVE_ZERO,
     "actor_rollout_ref.rollout.top_p": _SHARE,
-    "actor_rollout_ref.rollout.top_k": (_whole(-1)[0], "a whole number of at least 1, or -1 for all"),
+    "actor_rollout_ref.rollout.top_k": _OR_ALL,
     "actor_rollout_ref.rollout.gpu_memory_utilization": _SHARE,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": _POSITIVE,
+    "actor_rollout_ref.rollout.max_num_seqs": _POSITIVE,
     "actor_rollout_ref.rollout.agent.num_workers": _POSITIVE,
     "actor_rollout_ref.rollout.val_kwargs.n": _POSITIVE,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": _AT_LEAST_ZERO,
+    "actor_rollout_ref.rollout.val_kwargs.top_p": _SHARE,
+    "actor_rollout_ref.actor.clip_ratio": _AT_LEAST_ZERO,
     "actor_rollout_ref.actor.ppo_mini_batch_size": _POSITIVE,
     "actor_rollout_ref.actor.ppo_epochs": _POSITIVE,
-    "actor_rollout_ref.actor.optim.lr": (lambda value: _is_number(value) and value >= 0, "a number of at least 0"),
+    "actor_rollout_ref.actor.optim.lr": _AT_LEAST_ZERO,
     "reward.num_workers": _POSITIVE,
     "trainer.n_gpus_per_node": _POSITIVE,
     "trainer.nnodes": _POSITIVE,
     "trainer.total_epochs": _POSITIVE,
-    "trainer.total_training_steps": (lambda value: value is None or _POSITIVE[0](value), f"null, or {_POSITIVE[1]}"),
+    "trainer.total_training_steps": _OR_NULL,
     "trainer.save_freq": _OR_NEVER,
     "trainer.test_freq": _OR_NEVER,
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": _POSITIVE,
+    "transfer_queue.backend.SimpleStorage.total_storage_size": _OR_NULL,
 }
 """Setting -> (whether a value is accepted, what is)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from omegaconf import DictConfig
@@ -19,12 +20,18 @@ ANSWER_S = 30.0
 """Seconds after which a reward that is tried on one answer is given up."""
 
 
-def check_reward(config: DictConfig, settings: AllocationSettings | None, row: dict[str, Any] | None) -> str:
+def check_reward(
+    config: DictConfig,
+    settings: AllocationSettings | None,
+    row: dict[str, Any] | None,
+    warn: Callable[[str], None] = logger.warning,
+) -> str:
     """Import the reward, score an empty answer to the first prompt, and read correctness from what comes back.
 
     Args:
         settings: None for verl's own trainer, which needs a score alone.
         row: the first row of the training data; None where it could not be read: the reward is imported only.
+        warn: called with what does not stop a run, but should be known.
 
     Returns:
         What was seen.
@@ -58,8 +65,9 @@ def check_reward(config: DictConfig, settings: AllocationSettings | None, row: d
     except TimeoutError as error:
         raise SettingError(f"reward.custom_reward_function: {error}") from error
     except Exception as error:
-        logger.warning("the reward raised %r on an empty answer; such answers will be counted as not scored", error)
-        return f"{name}: raises {error!r} on an empty answer, which counts as not scored"
+        said = f"{name}: raises {error!r} on an empty answer, which counts as not scored"
+        warn(f"{said}; where it is not the answer's fault, no answer to such a prompt is scored")
+        return said
     if settings is not None:
         try:
             _check_outcome(result, settings.outcome)

@@ -319,6 +319,14 @@ def test_a_budget_below_one_group_is_refused():
         Run([0.5] * 9, max_rounds=1).step(0)
 
 
+@pytest.mark.bad_input
+@pytest.mark.parametrize("value", ["abc", None, True, 2.5])
+def test_max_rounds_that_is_no_integer_is_refused(value):
+    run = Run([0.5] * 9, "uniform", groups=1, max_rounds=value)
+    with pytest.raises(SettingError, match=rf"allocation.max_rounds={value!r}; accepted: an integer of 1 or more"):
+        run.step(0)
+
+
 def test_groups_with_too_few_rows_are_filtered():
     run = Run([0.5] * 40, "uniform", groups=8, settings={"group_size": 3}, unscorable=0.6, seed=2)
     collected = run.step(0)

@@ -1,5 +1,6 @@
 """DAPO-Math-17K: every prompt once, nothing lost in silence, nothing half-written taken for done."""
 
+import fcntl
 import json
 import random
 
@@ -103,7 +104,10 @@ def test_a_finished_output_is_recognised_and_not_made_again(source, tmp_path, mo
     assert output.stat().st_mtime_ns == before and "is there already: 35 rows" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("change", ["input", "template", "cut_off", "no_report", "broken_report"])
+REPORTS = {"no_object": b"[]", "not_utf8": b"\xff\xfe{}"}
+
+
+@pytest.mark.parametrize("change", ["input", "template", "cut_off", "no_report", "broken_report", *REPORTS])
 def test_anything_else_is_made_anew(source, tmp_path, change):
     output, report = tmp_path / "dapo.parquet", tmp_path / "dapo.report.json"
     prepare(output, [source])
@@ -115,6 +119,8 @@ def test_anything_else_is_made_anew(source, tmp_path, change):
         template = "boxed"
     elif change == "cut_off":
         output.write_bytes(whole[:-10])
+    elif change in REPORTS:
+        report.write_bytes(REPORTS[change])
     elif change == "no_report":
         report.unlink()
     else:
@@ -145,6 +151,51 @@ def test_a_run_that_is_cut_off_leaves_nothing_that_looks_done(source, tmp_path, 
         prepare(output, [source])
     assert list(folder.iterdir()) == []
     assert prepare(output, [source])["counts"]["kept"] == 4
+
+
+def test_temporary_files_of_killed_runs_are_removed_and_those_of_living_ones_left(source, tmp_path):
+    names = [f".dapo{ending}.{letter * 32}.tmp" for letter, ending in
+             (("a", ".parquet"), ("b", ".dropped.jsonl"), ("c", ".report.json"), ("d", ".parquet"))]  # fmt: skip
+    others = [".other.parquet." + "a" * 32 + ".tmp", ".dapo.parquet.mine.tmp"]
+    for name in (*names, *others):
+        (tmp_path / name).write_bytes(b"PAR1")
+    with (tmp_path / names[-1]).open("rb") as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        prepare(tmp_path / "dapo.parquet", [source])
+    assert {path.name for path in tmp_path.glob(".*.tmp")} == {names[-1], *others}
+
+
+def test_a_temporary_file_is_held_while_it_is_written(tmp_path):
+    seen = []
+
+    def batches():
+        seen.extend(tmp_path.glob(".o.parquet.*.tmp"))
+        store._remove_abandoned(tmp_path / "o.parquet")
+        yield [{**published("One?", "1"), "extra_info": {"index": None, "key": "k", "n": 1}}]
+
+    store.write(tmp_path / "o.parquet", {}, batches(), [], {"kept": 1})
+    assert len(seen) == 1 and not seen[0].exists() and (tmp_path / "o.parquet").is_file()
+
+
+@pytest.mark.bad_input
+def test_an_output_is_not_written_over_its_input(source, tmp_path):
+    before = source.read_bytes()
+    (tmp_path / "link.parquet").symlink_to(source)
+    for given, output in ((source, source), (source, tmp_path / "link.parquet"), (tmp_path / "link.parquet", source),
+                          (tmp_path, source)):  # fmt: skip
+        with pytest.raises(SystemExit, match=f"{output.name}: would be written over while it is an input"):
+            main(["--input", str(given), "--output", str(output)])
+    assert source.read_bytes() == before and source.is_file()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("output", ["folder.parquet", "report/o.parquet", "/proc/x.parquet", "/dev/null/x.parquet"])
+def test_an_output_that_cannot_be_written_is_named(source, tmp_path, output):
+    (tmp_path / "folder.parquet").mkdir()
+    (tmp_path / "report/o.report.json").mkdir(parents=True)
+    message = "(folder.parquet|o.report.json): is a folder|/x.parquet: cannot be written.*is accepted"
+    with pytest.raises(SystemExit, match=message):
+        main(["--input", str(source), "--output", str(tmp_path / output)])
 
 
 def test_a_failed_second_run_does_not_leave_the_first_report(source, tmp_path, monkeypatch):
@@ -204,6 +255,9 @@ def test_missing_and_mistyped_columns_are_named(tmp_path):
         (good.set_column(3, "reward_model", pa.array([{"style": "rule"}])), "reward_model.ground_truth.*no such field"),
         (good.set_column(3, "reward_model", pa.array([{"ground_truth": [1.5]}])), "reward_model.ground_truth.*list"),
         (good.set_column(0, "data_source", pa.array([3])), "column 'data_source': text is needed, got int64"),
+        (good.set_column(2, "ability", pa.array([3])), "column 'ability': text is needed.*got int64"),
+        (good.set_column(3, "reward_model", pa.array([{"ground_truth": "1", "style": 3}])), "model.style.*int64"),
+        (good.set_column(4, "extra_info", pa.array(["x"])), "column 'extra_info': named fields.*got string"),
     ]:
         pq.write_table(table, tmp_path / "bad.parquet")
         with pytest.raises(DataError, match=message):

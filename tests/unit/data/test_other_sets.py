@@ -84,6 +84,11 @@ def test_a_finished_set_is_recognised(tmp_path, monkeypatch):
         ({"problem": "x", "answer": [1]}, "row 1, column 'answer': text or a number is accepted, got list"),
         ({"prompt": [{"role": "user", "content": ""}]}, "row 1, column 'prompt.content': empty"),
         ({"prompt": []}, "row 1, column 'prompt.content': empty"),
+        ({"prompt": ["x"]}, "row 1, column 'prompt': messages with role and content are needed, got 'x'"),
+        ({"prompt": [{"content": "x"}]}, "row 1, column 'prompt.role': text is needed, got None"),
+        ({"prompt": [{"role": "user"}]}, "row 1, column 'prompt.content': text is needed, got None"),
+        ({"prompt": ask("x", "dapo"), "reward_model": "1"}, "row 1, column 'reward_model': an object.*got '1'"),
+        ({"prompt": ask("x", "dapo"), "extra_info": "1"}, "row 1, column 'extra_info': an object.*got '1'"),
         ([1], "row 1: is not a JSON object but a list"),
     ],
 )  # fmt: skip
@@ -101,6 +106,65 @@ def test_a_torn_line_is_named(tmp_path):
         prepare("aime_2025", tmp_path / "o.parquet", [path])
 
 
+@pytest.mark.bad_input
+def test_lines_that_are_not_utf8_are_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"problem": "x", "answer": "1"}\n{"problem": "\xe9", "answer": "1"}\n')
+    with pytest.raises(SystemExit, match="a.jsonl, row 1: is not a JSON object.*utf-8"):
+        main(["--input", f"aime_2025={path}", "--output", str(tmp_path)])
+    path.write_bytes(b'{"question": "\xe9", "answer": "#### 1"}\n')
+    with pytest.raises(SystemExit, match="a.jsonl, row 0: is not a JSON object.*utf-8"):
+        gsm8k.main(["--train", str(path), "--output", str(tmp_path)])
+
+
+@pytest.mark.bad_input
+def test_an_answer_that_is_not_finite_is_dropped_and_listed(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"problem": "Is {n} it?", "answer": {n}}}\n' for n in ("1e999", "-1e999", "1")))
+    counts = prepare("aime_2025", tmp_path / "o.parquet", [path], any_count=True)["counts"]
+    assert (counts["kept"], counts["empty"]) == (1, 2)
+    assert [line["row"] for line in lines(tmp_path / "o.dropped.jsonl")] == [0, 1]
+
+
+@pytest.mark.bad_input
+def test_no_output_is_written_over_any_input(tmp_path):
+    first = write_lines(tmp_path / "a.jsonl", problems(30))
+    main(["--input", f"aime_2025={first}", "--output", str(tmp_path)])
+    made = tmp_path / "aime_2025.parquet"
+    before = made.read_bytes()
+    for inputs in ([f"aime_2025={made}"], [f"aime_2024={made}", f"aime_2025={first}"]):
+        with pytest.raises(SystemExit, match="aime_2025.parquet: would be written over while it is an input"):
+            main(["--input", *inputs, "--output", str(tmp_path)])
+    with pytest.raises(DataError, match="would be written over"):
+        prepare("aime_2025", made, [made])
+    row = {"question": "How many?", "answer": "#### 1"}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "gsm8k_test.parquet")
+    good = write_lines(tmp_path / "g.jsonl", [row])
+    for given in (["--test", str(tmp_path / "gsm8k_test.parquet")],
+                  ["--train", str(tmp_path / "gsm8k_test.parquet"), "--test", str(good)]):  # fmt: skip
+        with pytest.raises(SystemExit, match="gsm8k_test.parquet: would be written over"):
+            gsm8k.main([*given, "--output", str(tmp_path)])
+    assert made.read_bytes() == before and not (tmp_path / "aime_2024.parquet").exists()
+
+
+@pytest.mark.bad_input
+def test_outputs_that_cannot_be_written_are_named(tmp_path):
+    row = {"question": "How many?", "answer": "#### 1"}
+    path = write_lines(tmp_path / "g.jsonl", [row])
+    with pytest.raises(SystemExit, match="/proc/gsm8k_train.parquet: cannot be written"):
+        gsm8k.main(["--train", str(path), "--output", "/proc"])
+    (tmp_path / "gsm8k_train.parquet").mkdir()
+    with pytest.raises(SystemExit, match="gsm8k_train.parquet: is a folder"):
+        gsm8k.main(["--train", str(path), "--output", str(tmp_path)])
+
+
+@pytest.mark.bad_input
+def test_an_input_of_a_set_that_is_not_made_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--sets", "amc", "--input", "aime_2024=ok.jsonl", "--output", str(tmp_path)])
+    assert "--input aime_2024=ok.jsonl: not one of --sets amc" in capsys.readouterr().err
+
+
 def test_command_line_names_what_is_accepted(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--input", "amc_1999=x.parquet"])
@@ -115,7 +179,8 @@ def test_templates_hold_any_question(question):
 
 
 @pytest.mark.parametrize(
-    ("given", "text"), [(34.0, "34"), (2.5, "2.5"), (7, "7"), (" 3 ", "3"), (None, ""), (float("nan"), "")]
+    ("given", "text"),
+    [(34.0, "34"), (2.5, "2.5"), (7, "7"), (" 3 ", "3"), (None, ""), (float("nan"), ""), (float("inf"), "")],
 )
 def test_answers_as_text(given, text):
     assert answer_text(given) == text
@@ -152,6 +217,39 @@ def test_countdown_is_scored_by_its_own_scorer_and_splits_share_no_puzzle(tmp_pa
     capsys.readouterr()
     countdown.main(sizes)
     assert "are there already" in capsys.readouterr().out
+
+
+class Drawn:
+    """reasoning-gym's data set: every other draw fails, the others differ."""
+
+    def __init__(self, *name, **settings):
+        pass
+
+    def __getitem__(self, i):
+        if i % 2:
+            raise ValueError("Failed to generate valid expression after 100 attempts")
+        return {"question": "q", "answer": "a", "metadata": {"numbers": [i], "target": 1, "source_index": i}}
+
+
+def test_countdown_outlives_draws_that_fail_and_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(countdown, "_generator", lambda: (Drawn, "0"))
+    monkeypatch.setattr(countdown, "_SAY_EVERY_S", 0.0)
+    countdown.prepare(tmp_path, 4, 2)
+    assert len(rows_of(tmp_path / "countdown_train.parquet")) == 4
+    assert "puzzles of 6" in capsys.readouterr().out
+
+
+@pytest.mark.bad_input
+def test_countdown_refuses_what_cannot_be_made_or_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(countdown, "_generator", lambda: (Drawn, "0"))
+    with pytest.raises(SystemExit):
+        countdown.main(["--numbers", "50", "60", "--output", str(tmp_path)])
+    assert "--numbers 50 60: two numbers from 2 to 15 that do not fall are accepted" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="/countdown_val.parquet: cannot be written"):
+        countdown.main(["--train-size", "2", "--val-size", "1", "--output", "/dev/null/x"])
+    (tmp_path / "countdown_val.parquet").mkdir()
+    with pytest.raises(SystemExit, match="countdown_val.parquet: is a folder"):
+        countdown.main(["--train-size", "2", "--val-size", "1", "--output", str(tmp_path)])
 
 
 def test_without_reasoning_gym_the_error_says_so(tmp_path, monkeypatch):

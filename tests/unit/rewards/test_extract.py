@@ -33,6 +33,24 @@ from verl_ext.rewards.extract import bare, final_answer
         ("\\boxed{}", ""),
         ("34", None),
         ("", None),
+        ("Answer: **34**", "34"),
+        ("**Answer: 34**", "34"),
+        ("**Answer: 34.**", "34"),
+        ("**Final Answer:** **34**", "34"),
+        ("**Answer:**34", "34"),
+        ("**Answer:** **\n34", "34"),
+        ("Answer: **34**.", "34"),
+        ("Answer: *34*", "34"),
+        ("Answer: __34__", "34"),
+        ("Answer: ***34***", "34"),
+        ("Answer: **C**", "C"),
+        ("**Answer: C**", "C"),
+        ("Answer: $34$", "34"),
+        ("Answer: **$34$**", "34"),
+        ("**Answer: $34$**", "34"),
+        ("Answer: **$$\n34\n$$**", "34"),
+        ("Answer: **x_1**", "x_1"),
+        ("**Answer: 2*3**", "2*3"),
     ],
 )
 def test_final_answer(text, expected):
@@ -52,10 +70,15 @@ def test_only_what_encloses_the_whole_is_taken_off():
     assert bare("1, 2, ...") == "1, 2, ..."
     assert bare("\\boxed{1}+\\boxed{2}") == "\\boxed{1}+\\boxed{2}"
     assert bare("$") == "$"
+    assert bare("**a** and **b**") == "**a** and **b**"
+    for text in ("x_1", "2*3", "2**3", "a_{n}", "a^*", "V^{*}", "V^**", "x_*", "\\_", "_{5}P", "*", "_"):
+        assert bare(text) == text
+    assert bare("**a^***") == "a^*"
 
 
 @pytest.mark.parametrize(
-    "unit", ["answer: ", "\\boxed{", "{}", "answer" + " " * 50, "\\boxed{1}", "Answer: $$ ", "}", "\\", "$", "*", ". "]
+    "unit",
+    ["answer: ", "\\boxed{", "{}", "answer" + " " * 50, "\\boxed{1}", "Answer: $$ ", "}", "\\", "$", "*", "_", ". "],
 )
 def test_time_is_linear_in_100_kB_of_repeated_text(unit):
     text = unit * (100_000 // len(unit))

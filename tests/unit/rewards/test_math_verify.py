@@ -37,6 +37,8 @@ def no_worker(monkeypatch):
     [
         ("Answer: 34", "34", True),
         ("Answer: 35", "34", False),
+        ("Answer: **34**", "34", True),
+        ("**Answer: 35**", "34", False),
         ("Answer: 034", "34", True),
         ("Answer: +34", "34", True),
         ("Answer: -34", "34", False),
@@ -133,6 +135,8 @@ def test_not_knowing_whether_a_response_was_truncated_is_said_once(no_worker, ca
         ({"workers": 0}, r"workers=0: accepted is a whole number of at least 1"),
         ({"workers": 1.5}, r"workers=1.5"),
         ({"memory_mb": 64}, r"memory_mb=64: accepted is a whole number of at least 256"),
+        ({"wrong_score": 1}, r"wrong_score=1: accepted is a number below right_score=1.0"),
+        ({"wrong_score": 0, "right_score": -1.0}, r"wrong_score=0: accepted is a number below right_score=-1.0"),
         ({"wrong_score": None}, r"wrong_score=None: accepted is a finite number"),
         ({"max_answer_chars": True}, r"max_answer_chars=True"),
     ],

@@ -4,6 +4,7 @@
 import json
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -102,6 +103,36 @@ def test_faults_are_named(tmp_path):
     pq.write_table(table, tmp_path / "cut.parquet")
     with pytest.raises(RecordError, match="no column score"):
         read_record(tmp_path / "cut.parquet")
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("content", [b"", b"PAR1 no table PAR1"])
+def test_a_file_that_is_no_table_is_named(content, tmp_path):
+    (tmp_path / "step-000001.parquet").write_bytes(content)
+    with pytest.raises(RecordError, match=r"step-000001.parquet: .*; expected a Parquet file with prompt"):
+        read_record(tmp_path)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("column, value, message", [
+    ("prompt", None, "is null in row 1; accepted: dictionary"),
+    ("step", None, "is null in row 1; accepted: int32"),
+    ("tokens", None, "is null in row 1; accepted: int32"),
+    ("failed", None, "is null in row 1; accepted: bool"),
+    ("step", "one", "is of type string: .*; accepted: int32"),
+    ("step", 2**40, "is of type int64: .*; accepted: int32"),
+    ("tokens", -5, "is -5 in row 1; accepted: 0 or more"),
+])  # fmt: skip
+def test_values_that_cannot_be_are_named_with_file_and_column(column, value, message, tmp_path):
+    rows = {"prompt": ["a", "b"], "step": [1, 1], "session": [0, 0], "correct": [True, None], "score": [1.0, None],
+            "tokens": [5, 5], "failed": [False, False]}  # fmt: skip
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table(rows), file)
+    assert read_record(file)["prompt"].to_pylist() == ["a", "b"]
+    rows[column] = ["1" if isinstance(value, str) else rows[column][0], value]
+    pq.write_table(pa.table(rows), file)
+    with pytest.raises(RecordError, match=f"{file}: column {column} {message}"):
+        read_record(file)
 
 
 def record_uniform(path, steps=10):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
 
+from verl_ext import simulate as command_line
 from verl_ext.allocation import effective_probability
 from verl_ext.simulate import run as run_config
 from verl_ext.simulation import closed_form
@@ -143,13 +144,61 @@ def test_the_command_line(tmp_path):
     (["+allocation.deadline_s=3"], "allocation.deadline_s=3; accepted: "),
     (["allocation.rounds=fast"], "allocation.rounds='fast'; accepted: barrier | streaming"),
     (["population=recorded"], "simulation.record=None; accepted: a recorded table"),
+    (["allocation.stop=null"], "allocation.stop=None; accepted: a group of settings"),
+    (["simulation=null"], "simulation=None; accepted: a group of settings"),
+    (["trainer=null"], "trainer=None; accepted: a group of settings"),
+    (["allocation.allocator=null"], "allocation.allocator=None; accepted: a group of settings"),
+    (["simulation.steps=abc"], "simulation.steps='abc'; accepted: an integer"),
+    (["simulation.length=5"], "simulation.length=5; accepted: null or a group of settings"),
+    (["allocation.max_rounds=abc"], "allocation.max_rounds='abc'; accepted: an integer of 1 or more"),
+    (["allocation.stop.groups=abc"], "allocation.stop.groups='abc'; accepted: null or an integer of 1 or more"),
+    (["allocation.stop.groups=0"], "allocation.stop.groups=0; accepted: null or an integer of 1 or more"),
+    (["allocation.stop.rollouts=abc"], "allocation.stop.rollouts='abc'; accepted: null or an integer of 1 or more"),
 ])  # fmt: skip
 def test_bad_settings_are_refused_by_name(overrides, message):
     with initialize_config_module("verl_ext.configs", version_base=None):
-        config = compose("simulate", ["simulation.steps=1", *overrides])
+        config = compose("simulate", ["simulation.steps=1", "simulation.prompts=300", *overrides])
     with pytest.raises(ValueError) as error:
         run_config(config)
     assert str(error.value).startswith(message)
+
+
+def call_main(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["simulate", *arguments])
+    command_line.main()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("output", ["/proc/x.json", "/dev/null/x.json", "{tmp}/dir.json", "~nobody-here/x.json"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_simulation(output, tmp_path, monkeypatch):
+    (tmp_path / "dir.json").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command_line, "run", lambda config: pytest.fail("simulated first"))
+    output = output.format(tmp=tmp_path)
+    with pytest.raises(SystemExit) as end:
+        call_main(monkeypatch, f"output='{output}'")
+    assert str(end.value).startswith(f"verl_ext.simulate: output={output!r}; accepted: null or a path that ends in")
+    assert list(tmp_path.iterdir()) == [tmp_path / "dir.json"]
+
+
+@pytest.mark.bad_input
+def test_an_output_that_can_no_longer_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    def run_and_get_in_the_way(config):
+        (tmp_path / "x.json").mkdir()
+        return run_config(config)
+
+    monkeypatch.setattr(command_line, "run", run_and_get_in_the_way)
+    output = str(tmp_path / "x.json")
+    with pytest.raises(SystemExit) as end:
+        call_main(monkeypatch, "simulation.prompts=300", "simulation.steps=1", "simulation.batch=2", f"output={output}")
+    assert str(end.value).startswith(f"verl_ext.simulate: output={output!r} cannot be written: ")
+    assert list(tmp_path.iterdir()) == [tmp_path / "x.json"]
+
+
+def test_the_home_folder_in_the_output_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert command_line.output_path("~/new/x.json") == tmp_path / "new" / "x.json"
+    assert list(tmp_path.rglob("*")) == [tmp_path / "new"]
 
 
 def test_streaming_takes_less_time_for_the_same_groups():
