@@ -29,6 +29,7 @@ def test_what_is_left_is_verls_own(missing):
     arguments = answers(missing)
     theirs = PPOTrainerSync._val_metrics_update(trainer, *copy.deepcopy(arguments))
     ours = trainer._val_metrics_update(*copy.deepcopy(arguments))
+    assert ours.pop("allocation/val_lost") == missing
     assert set(ours) < set(theirs) and all(ours[name] == theirs[name] for name in ours)
     core = {name for name in theirs if name.startswith("val-core/")}
     assert core and core <= set(ours)
@@ -42,4 +43,5 @@ def test_a_reward_of_its_own_stays():
     arguments = answers()
     arguments[2]["reward"] = [value + 0.5 for value in arguments[2]["reward"]]
     ours = object.__new__(PPOTrainerAllocated)._val_metrics_update(*arguments)
+    assert ours.pop("allocation/val_lost") == 0
     assert {"acc", "reward", "score"} == {name.split("/")[2] for name in ours if "num_turns" not in name}
