@@ -9,6 +9,8 @@ STYLES = ("any", "answer", "boxed")
 _ANSWER = re.compile(r"answer[*_\s]*[:：]", re.IGNORECASE)
 _BRACES = re.compile(r"\\boxed\s*\{|\\[\\{}]|[{}]")
 _DISPLAY = (("$$", "$$"), ("\\[", "\\]"))
+# Words apart, so that it is not `2**3`.
+_BOLD = re.compile(r"(?<!\S)\*\*([^*\s](?:[^*\n]*[^*\s])?)\*\*(?=[\s.,;:!?)]|$)")
 _EMPHASIS = ("**", "__", "*", "_")
 _WRAPPERS = (
     *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`")),
@@ -17,7 +19,7 @@ _WRAPPERS = (
 
 
 def final_answer(text: str, style: str = "any") -> str | None:
-    """The text of the final answer, without the delimiters around it; None where there is none.
+    """The text of the final answer, without bold and without the delimiters around it; None where there is none.
 
     Args:
         text: the response.
@@ -28,7 +30,7 @@ def final_answer(text: str, style: str = "any") -> str | None:
     box = last_boxed(text) if style != "answer" else None
     # A box within the answer's line begins later than the line: its content is the answer.
     found = max((part for part in (line, box) if part is not None), default=None)
-    return bare(found[1]) if found is not None else None
+    return bare(_BOLD.sub(r"\1", found[1])) if found is not None else None
 
 
 def last_answer_line(text: str) -> tuple[int, str] | None:
