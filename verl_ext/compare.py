@@ -9,7 +9,6 @@ Exit status: 1 if a run failed, 2 if a setting or a folder cannot be used, 130 i
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
@@ -29,7 +28,7 @@ from verl_ext.comparison.plan import CompareError, plan, state_of
 from verl_ext.comparison.runner import COMMAND, run_all
 from verl_ext.comparison.runs import find, load
 from verl_ext.comparison.settings import check_baseline, check_settings, prepare_output
-from verl_ext.files import restrict_umask
+from verl_ext.files import restrict_umask, write_whole
 from verl_ext.launch.jobs import JobServer, JobServerError
 
 
@@ -53,15 +52,9 @@ def build(
     comparison = compare(runs, baseline, target)
     prepare_output(output)
     draw_all(comparison, output)
-    _write(output / "comparison.json", json.dumps(comparison, indent=1, default=str) + "\n")
-    _write(output / "index.html", page(comparison, title))
+    write_whole(output / "comparison.json", (json.dumps(comparison, indent=1, default=str) + "\n").encode())
+    write_whole(output / "index.html", page(comparison, title).encode())
     return comparison
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def job_server(settings: dict[str, Any], command: tuple[str, ...] = COMMAND) -> JobServer | None:

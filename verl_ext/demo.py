@@ -253,7 +253,9 @@ def main(argv: list[str] | None = None) -> int:
         run = read_run(plan.folder)
         _say(f"\n{table(run)}\n")
         reached, sentence = verdict(run)
-        _say(f"{sentence}\nPlot: {plan.folder / PLOT}\nAll in all {(time.monotonic() - begin) / 60:.1f} minutes.")
+        # The run itself drew it.
+        plot = plan.folder / PLOT if (plan.folder / PLOT).is_file() else f"none, see {plan.folder / LOG}"
+        _say(f"{sentence}\nPlot: {plot}\nAll in all {(time.monotonic() - begin) / 60:.1f} minutes.")
         return 0 if reached else 1
     except KeyboardInterrupt:
         _say("\nStopped.")

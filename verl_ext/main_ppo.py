@@ -120,7 +120,7 @@ def _say(finding: Finding) -> None:
 def _show_report(folder: str) -> None:
     """The run's table, and report.png in its folder."""
     from verl_ext.report import RunError, read_run
-    from verl_ext.report.plot import draw
+    from verl_ext.report.plot import plot_line
     from verl_ext.report.table import table
 
     try:
@@ -128,12 +128,7 @@ def _show_report(folder: str) -> None:
     except (RunError, OSError) as error:
         print(f"No report: {error} (trainer.logger needs 'file', and the folder must be on this machine)", flush=True)
         return
-    print(f"\n{table(run)}", flush=True)
-    try:
-        print(f"Plot: {draw(run)}", flush=True)
-    except OSError as error:
-        # The run itself ended well.
-        print(f"No plot: {error}", flush=True)
+    print(f"\n{table(run)}\n{plot_line(run)}", flush=True)
 
 
 def _run_verl(config: DictConfig, settings: AllocationSettings | None) -> None:

@@ -148,38 +148,23 @@ def write(
         AssertionError: rows or keys read back are not those counted.
         DataError: the files cannot be written.
     """
-    try:
-        return _write(output, made_from, batches, dropped, counts)
-    except OSError as error:
-        raise DataError(
-            output, f"cannot be written ({type(error).__name__}: {error}); a file in a folder that can be written to "
-            "is accepted"
-        ) from error  # fmt: skip
-
-
-def _write(
-    output: Path,
-    made_from: Mapping[str, Any],
-    batches: Iterable[list[dict[str, Any]]],
-    dropped: Iterable[Mapping[str, Any]],
-    counts: Mapping[str, Any],
-) -> dict[str, Any]:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    report_path = _beside(output, ".report.json")
-    # From here on there is no finished output under this name.
-    report_path.unlink(missing_ok=True)
-    with _renamed(output) as temporary:
-        with pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
-            for rows in batches:
-                if rows:
-                    writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
-        _check(temporary, counts["kept"])
-    with _renamed(_beside(output, ".dropped.jsonl")) as temporary:
-        temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in dropped), "utf-8")
-    report = {"format": FORMAT, "made_from": made_from, "bytes": output.stat().st_size, "counts": counts}
-    with _renamed(report_path) as temporary:
-        temporary.write_text(json.dumps(report, indent=1) + "\n")
-    return report
+    with _os_errors_named(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        report_path = _beside(output, ".report.json")
+        # From here on there is no finished output under this name.
+        report_path.unlink(missing_ok=True)
+        with _renamed(output) as temporary:
+            with pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
+                for rows in batches:
+                    if rows:
+                        writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+            _check(temporary, counts["kept"])
+        with _renamed(_beside(output, ".dropped.jsonl")) as temporary:
+            temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in dropped), "utf-8")
+        report = {"format": FORMAT, "made_from": made_from, "bytes": output.stat().st_size, "counts": counts}
+        with _renamed(report_path) as temporary:
+            temporary.write_text(json.dumps(report, indent=1) + "\n")
+        return report
 
 
 def _check(path: Path, kept: int) -> None:
@@ -194,6 +179,17 @@ def _check(path: Path, kept: int) -> None:
 
 def _beside(output: Path, ending: str) -> Path:
     return output.with_name(output.stem + ending)
+
+
+@contextmanager
+def _os_errors_named(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            output, f"cannot be written ({type(error).__name__}: {error}); a file in a folder that can be written to "
+            "is accepted"
+        ) from error  # fmt: skip
 
 
 @contextmanager

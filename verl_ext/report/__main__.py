@@ -9,7 +9,7 @@ import sys
 from verl_ext.files import restrict_umask
 
 from .ledger_check import ledger_faults
-from .plot import draw
+from .plot import plot_line
 from .records import RunError, read_run
 from .table import table
 
@@ -28,11 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print(table(run))
     if not args.no_plot:
-        try:
-            print(f"\nPlot: {draw(run)}")
-        except OSError as error:
-            # The table is the report without it.
-            print(f"\nNo plot: {error}")
+        print(f"\n{plot_line(run)}")
     return 1 if ledger_faults(run.ledger) else 0
 
 

@@ -63,6 +63,14 @@ def draw(run: Run, path: str | Path | None = None) -> Path:
     return path
 
 
+def plot_line(run: Run) -> str:
+    """Draw the report of a run, and say where it is; without it the table is the report, and the run ended well."""
+    try:
+        return f"Plot: {draw(run)}"
+    except OSError as error:
+        return f"No plot: {error}"
+
+
 def _prepare(axis, title: str, x: str, y: str) -> None:
     axis.set_title(title, fontsize=10.5, color=_INK, loc="left", pad=8)
     axis.set_xlabel(x, fontsize=9.5, color=_INK)
