@@ -79,7 +79,8 @@ def test_rates_come_from_the_latest_outcomes_of_all_visits():
 
     class Scripted:
         def generate(self, requests):
-            return [Outcome(r.group.uid, s, script[r.group.born], float(s), 1, 1) for r in requests for s in r.sessions]
+            rollouts = [(r.group, s) for r in requests for s in r.sessions]
+            return [Outcome(group.uid, s, script[group.offered_at], float(s), 1, 1) for group, s in rollouts]
 
     run = Run(np.full(2, 0.5), "knapsack", groups=2, backend=Scripted(),
               settings={"group_size": 8, "history": 10, "history_min": 9})  # fmt: skip

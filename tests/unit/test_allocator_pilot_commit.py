@@ -111,7 +111,7 @@ def test_without_binding_pilots_and_commits_are_of_one_step():
         check_step(run, collected, record)
         assert [{first for _, first, _ in r} for r in rounds] == [{0}, {4}]
         assert [len(r) for r in rounds] == [24, 8]
-        assert all(group.born == number for group in collected.groups)
+        assert all(group.offered_at == number for group in collected.groups)
         assert not collected.waiting and record["waiting"] == 0
         assert record["fates"]["surplus"] == 4 * (collected.metrics["pilots_qualified"] - 8)
 
@@ -174,12 +174,12 @@ def test_staleness_is_exact_in_versions_and_not_in_steps(staleness, order, share
         collected, record = step(run, number, version)
         check_step(run, collected, record)
         for group in collected.started:
-            if group.born != number:
+            if group.offered_at != number:
                 lag = version - held.pop(group.uid)
                 assert (group.fate is Fate.STALE) == (lag > staleness)
                 assert group.fate is not Fate.STALE or group.requested == 4
         assert not held, "a waiting group was forgotten"
-        held = {group.uid: version if group.born == number else group.version for group in collected.waiting}
+        held = {group.uid: version if group.offered_at == number else group.version for group in collected.waiting}
         assert len(held) <= 40
         assert record["waiting"] == 4 * len(held) and all(g.returned == 4 for g in collected.waiting)
         assert record["fates"]["stale"] == 4 * collected.metrics["pilots_stale"]
@@ -204,7 +204,7 @@ def test_the_buffer_drops_the_oldest_and_prefers_what_it_is_told_to():
                         "buffer_order": "max_variance"})  # fmt: skip
     step(run, 0)
     collected, _ = step(run, 1)
-    waited = [g for g in collected.started if g.born == 0]
+    waited = [g for g in collected.started if g.offered_at == 0]
     pilot = {g.uid: abs(sum(o.correct for o in g.outcomes[:12]) - 6) for g in waited}
     used = [g.uid for g in collected.groups]
     assert set(used) <= set(pilot)
@@ -223,8 +223,8 @@ def test_of_equal_pilots_the_newest_are_committed_first():
               backend=Half())  # fmt: skip
     step(run, 0)
     collected, _ = step(run, 1)
-    assert {group.born for group in collected.waiting} == {0, 1} and len(collected.groups) == 2
-    assert {group.born for group in step(run, 2)[0].groups} == {1}
+    assert {group.offered_at for group in collected.waiting} == {0, 1} and len(collected.groups) == 2
+    assert {group.offered_at for group in step(run, 2)[0].groups} == {1}
 
 
 def test_retirement_after_several_solved_pilots_in_a_row():
@@ -235,7 +235,7 @@ def test_retirement_after_several_solved_pilots_in_a_row():
             out = []
             for r in requests:
                 for s in r.sessions:
-                    row, visit = r.group.prompt, r.group.born
+                    row, visit = r.group.prompt, r.group.offered_at
                     correct = {0: True, 1: visit % 2 == 0, 2: True if s == 0 else None, 3: s % 2 == 0}[row]
                     out.append(Outcome(r.group.uid, s, correct, None if correct is None else float(correct), 1, 1))
             return out
@@ -343,7 +343,6 @@ def test_waiting_groups_are_small_and_strict_as_state():
             correct, score = (None, None) if lost else (s % 3 == 0, s / 7)
             group.add(Outcome(group.uid, s, correct, score, 90, 400 + s, lost, s == 2, 2, 1 + s % 2))
         group.set_aside([1, 2])
-        group._observed = (group.successes, group.trials)
         groups.append(group)
     state = pack_groups(groups)
     arrays = sum(value.nbytes for value in state.values() if isinstance(value, np.ndarray))
@@ -368,7 +367,7 @@ def test_a_waiting_prompt_is_not_offered_and_does_not_hold_an_epoch_open():
         before = {group.prompt for group in run.allocator._waiting.groups}
         collected, record = step(run, number)
         check_step(run, collected, record)
-        assert not before & {group.prompt for group in collected.started if group.born == number}
+        assert not before & {group.prompt for group in collected.started if group.offered_at == number}
         epochs.append(run.pool.epoch)
     assert epochs[-1] > 2 and collected.short_by == 0
 

@@ -152,6 +152,32 @@ def test_a_selector_finds_waiting_prompts_out_of_reach():
     run.selector.observe = lambda *args: observed.append(args)
     held = {group.prompt for group in run.allocator._waiting.groups}
     collected = run.step(12)
-    still = {group.prompt for group in collected.waiting if group.born != 12}
-    assert held and still and not still & {row for row, *_ in observed}  # a group that only waits shows nothing new
+    still = {group.prompt for group in collected.waiting if group.offered_at != 12}
+    assert held and still and not still & {row for row, *_ in observed}  # a group that waits is not decided yet
     assert all(trials > 0 for _, _, trials, _ in observed)
+
+
+WAITING = {
+    "pilot_commit": {"group_size": 8, "n_pilot": 4, "max_staleness": 1, "buffer_size": 5},
+    "sara": {"max_staleness": 1, "margin": 0.5},
+    "dynamic_sampling": {"max_staleness": 1},
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_selector_sees_a_group_once_and_whole_when_it_is_decided(name):
+    """A probe that waits and its top-up are one observation; a stale group is none."""
+    run = Run(np.random.default_rng(0).beta(0.6, 0.6, 300), name, groups=4, settings=WAITING[name], seed=2)
+    seen = []
+    run.selector.observe = lambda *args: seen.append(args)
+    waited = stale = 0
+    for number in range(25):
+        seen.clear()
+        collected = run.step(number)
+        undecided = {group.uid for group in collected.waiting}
+        decided = [g for g in collected.started if g.uid not in undecided and g.fate is not Fate.STALE]
+        assert seen == [(g.prompt, g.successes, g.trials, 8) for g in decided]
+        waited += sum(group.offered_at != number for group in decided)
+        stale += sum(group.fate is Fate.STALE for group in collected.started)
+    assert waited > 10, "no group waited"
+    assert name != "pilot_commit" or stale, "no group went stale"

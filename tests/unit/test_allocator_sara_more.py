@@ -70,7 +70,7 @@ def test_a_step_filled_by_carried_groups_starts_no_prompt(name, extra):
     run.step(0)
     collected = run.step(1)
     check_step(run, collected, {**run.ledger.step_record(1), "issued": collected.rollouts, "tokens": collected.tokens})
-    assert collected.short_by == 0 and not [group for group in collected.started if group.born == 1]
+    assert collected.short_by == 0 and not [group for group in collected.started if group.offered_at == 1]
     expected = 4 * 4 if name == "sara" and "commit" not in extra else 0
     assert collected.rollouts == expected
     assert collected.metrics["groups_started"] == 0 and collected.metrics["fate/surplus"] == 0
@@ -307,7 +307,7 @@ class Graded:
         out = []
         for r in requests:
             for s in r.sessions:
-                rng = np.random.default_rng([r.group.prompt, r.group.born, s])
+                rng = np.random.default_rng([r.group.prompt, r.group.offered_at, s])
                 score = float(np.clip(self.means[r.group.prompt] + self.width * rng.normal(), 0, 1))
                 out.append(Outcome(r.group.uid, s, False, score, 1, 1))
         return out

@@ -200,16 +200,10 @@ def _finish(
     rounds: int,
     min_group_rows: int,
 ) -> Collected:
-    for group in ctx.groups:
-        successes, trials = group._observed
-        if group.born != ctx.step and group.trials == trials:
-            continue  # it waited, and nothing new was seen of it
-        selector.observe(group.prompt, group.successes - successes, group.trials - trials, allocator.group_size)
-        group._observed = (group.successes, group.trials)
-    selector.end_step()
     batch = allocator.finish(ctx)
     waiting = allocator.waiting(ctx)
     _check_batch(ctx, batch, waiting)
+    _observe(ctx, selector, allocator.group_size, waiting)
     for group in waiting:
         ledger.wait(group.outcomes)
     kept: list[Outcome] = []
@@ -261,6 +255,17 @@ def _finish(
         waiting=waiting,
         statistics={group.uid: group_statistics(group) for group in trained},
     )
+
+
+def _observe(ctx: StepContext, selector: Selector, group_size: int, waiting: Sequence[Group]) -> None:
+    """Show the selector every group that is decided, once and whole; one that waits is shown when it has waited.
+
+    A group that went stale or was cut off is no result of its prompt, and is never shown."""
+    undecided = {group.uid for group in waiting}
+    for group in ctx.groups:
+        if group.uid not in undecided and group.fate is not Fate.STALE and not group.cut_off:
+            selector.observe(group.prompt, group.successes, group.trials, group_size)
+    selector.end_step()
 
 
 def _check_batch(ctx: StepContext, batch: Sequence[Group], waiting: Sequence[Group]) -> None:
@@ -331,7 +336,7 @@ def _metrics(
     short_by: int,
     waiting: int,
 ) -> dict[str, float]:
-    fresh = [group for group in ctx.groups if group.born == ctx.step]
+    fresh = [group for group in ctx.groups if group.offered_at == ctx.step]
     started = len(fresh)
     metrics = {
         "batch_effective_share": sum(group.mixed for group in trained) / len(trained) if trained else 0.0,

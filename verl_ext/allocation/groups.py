@@ -124,7 +124,7 @@ class Group:
     """Unique over a run; no underscore (trajectory keys are ``uid_session_index``)."""
     prompt: int
     """Row of the pool."""
-    born: int
+    offered_at: int
     """Step in which the prompt was offered."""
     requested: int = 0
     """Sessions asked for so far; the next session's number."""
@@ -144,7 +144,6 @@ class Group:
     """Requests made of it in this step."""
     _told: int = field(default=0, repr=False)  # bit per session, so that a repeat is seen in constant time
     _aside: int = field(default=0, repr=False)  # bit per session that is not to be trained on
-    _observed: tuple[int, int] = field(default=(0, 0), repr=False)  # what the selector has already been shown
 
     def __post_init__(self) -> None:
         if "_" in self.uid or not self.uid:
@@ -199,6 +198,11 @@ class Group:
     def saturated(self) -> bool:
         """At least one scored outcome and all alike."""
         return self.trials > 0 and (self.successes == 0 or self.successes == self.trials)
+
+    @property
+    def cut_off(self) -> bool:
+        """Some of it was aborted: what came back before says less than the allocator wanted to know."""
+        return any(outcome.aborted for outcome in self.outcomes)
 
     def set_aside(self, sessions: Iterable[int]) -> None:
         """These sessions count in the group's statistics but are never trained on (fate down_sampled)."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .context import StepContext
 
 _FAILED, _TRUNCATED, _ASIDE = 1, 2, 4
-_GROUP = ("prompt", "born", "version", "requested", "observed_successes", "observed_trials")
+_GROUP = ("prompt", "offered_at", "version", "requested")
 _OUTCOME = {
     "correct": np.int8,  # -1: not scored
     "score": np.float64,
@@ -83,7 +83,7 @@ def pack_groups(groups: Sequence[Group]) -> dict[str, Any]:
     for name in ("prompt_tokens", "response_tokens", "policy_version", "rows"):
         columns[name] = [getattr(outcome, name) for _, outcome in outcomes]
     state: dict[str, Any] = {name: np.array(columns[name], kind) for name, kind in _OUTCOME.items()}
-    numbers = [(g.prompt, g.born, g.version, g.requested, *g._observed) for g in groups]
+    numbers = [(g.prompt, g.offered_at, g.version, g.requested) for g in groups]
     for name, column in zip(_GROUP, np.array(numbers, np.int64).reshape(-1, len(_GROUP)).T, strict=True):
         state[name] = column.copy()
     state["uid"] = [group.uid for group in groups]
@@ -105,10 +105,8 @@ def unpack_groups(state: Mapping[str, Any]) -> list[Group]:
         raise StateError(f"state of waiting groups: {sum(numbers[3])} rollouts were asked for; columns do not fit")
     rollouts = zip(*columns, strict=True)
     groups = []
-    for uid, verdict, prompt, born, version, requested, *observed in zip(
-        state["uid"], state["verdict"], *numbers, strict=True
-    ):
-        group = Group(uid, prompt, born, requested=requested, verdict=Verdict(verdict), version=version)
+    for uid, verdict, prompt, step, version, requested in zip(state["uid"], state["verdict"], *numbers, strict=True):
+        group = Group(uid, prompt, step, requested=requested, verdict=Verdict(verdict), version=version)
         for session in range(requested):
             correct, score, prompt_tokens, response_tokens, flags, policy_version, rows = next(rollouts)
             scored = correct >= 0
@@ -120,6 +118,5 @@ def unpack_groups(state: Mapping[str, Any]) -> list[Group]:
             )  # fmt: skip
             if flags & _ASIDE:
                 group.set_aside([session])
-        group._observed = (observed[0], observed[1])
         groups.append(group)
     return groups

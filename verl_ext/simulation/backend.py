@@ -65,16 +65,16 @@ class SimulatedBackend:
         """One outcome for every session, in the order of the requests."""
         counts = np.array([request.n for request in requests])
         row = np.repeat([request.group.prompt for request in requests], counts)
-        born = np.repeat([request.group.born for request in requests], counts)
+        offered_at = np.repeat([request.group.offered_at for request in requests], counts)
         first = np.repeat([request.first for request in requests], counts)
         session = first + np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         uids = [uid for request in requests for uid in [request.group.uid] * request.n]
         rate = self.success_rates[row]
-        correct = self._uniform(row, born, session, 0) < rate
-        lost = self._uniform(row, born, session, 1)
+        correct = self._uniform(row, offered_at, session, 0) < rate
+        lost = self._uniform(row, offered_at, session, 1)
         failed = lost < self._failing
         unscored = np.isnan(rate) | (lost >= 1 - self._unscorable)
-        u, v = self._uniform(row, born, session, 2), self._uniform(row, born, session, 3)
+        u, v = self._uniform(row, offered_at, session, 2), self._uniform(row, offered_at, session, 3)
         normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
         length = np.exp(self._log_mean + self._log_wrong * ~correct + self._sigma * normal)
         length = np.clip(length, 1, self._max_tokens).astype(np.int64)
@@ -97,10 +97,10 @@ class SimulatedBackend:
             outcomes.append(outcome)
         return outcomes
 
-    def _uniform(self, row: np.ndarray, born: np.ndarray, session: np.ndarray, stream: int) -> np.ndarray:
+    def _uniform(self, row: np.ndarray, offered_at: np.ndarray, session: np.ndarray, stream: int) -> np.ndarray:
         """Uniform numbers in [0, 1), by a hash of the counters (SplitMix64's finaliser after each)."""
         x = np.full(len(row), self._seed, np.uint64)
-        for part in (row, born, session, stream):
+        for part in (row, offered_at, session, stream):
             x = _mix(x + np.uint64(0x9E3779B97F4A7C15) + np.asarray(part).astype(np.uint64))
         return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

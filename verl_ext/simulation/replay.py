@@ -76,7 +76,7 @@ class ReplayBackend:
         outcomes = []
         for request in requests:
             group = request.group
-            queue = self._queue(group.uid, group.prompt, group.born)
+            queue = self._queue(group.uid, group.prompt, group.offered_at)
             for session in request.sessions:
                 at = queue[session % len(queue)]
                 self.reused += session >= len(queue)
@@ -89,14 +89,14 @@ class ReplayBackend:
             self.rollouts += request.n
         return outcomes
 
-    def _queue(self, uid: str, row: int, born: int) -> list[int]:
+    def _queue(self, uid: str, row: int, offered_at: int) -> list[int]:
         """Indices of the prompt's outcomes in the order they are served to a group; a function of seed and group."""
         queue = self._queues.get(uid)
         if queue is None:
             low, high = self._first[row], self._first[row + 1]
             steps = self._step[low:high]
-            luck = rng_for(self._seed, "replay", row, born).random(high - low)
-            queue = (low + np.lexsort((luck, steps, abs(steps - born)))).tolist()
+            luck = rng_for(self._seed, "replay", row, offered_at).random(high - low)
+            queue = (low + np.lexsort((luck, steps, abs(steps - offered_at)))).tolist()
             self._queues[uid] = queue
         return queue
 

@@ -70,16 +70,19 @@ def test_the_ledger_adds_up_for_random_rules(seed, groups, keep):
         logging.disable(logging.NOTSET)
 
 
-def test_the_selector_sees_every_scored_rollout_once():
+def test_the_selector_sees_every_scored_rollout_once_when_its_group_is_decided():
     run = Run(np.random.default_rng(0).beta(0.4, 0.4, 400), groups=5, seed=3, failing=0.1)
     run.allocator = Wanderer(3)
     seen = {}
-    run.selector.observe = lambda row, s, n, size: seen.__setitem__(row, tuple(np.add(seen.get(row, (0, 0)), (s, n))))
+    run.selector.observe = lambda row, s, n, size: seen.setdefault(row, []).append((s, n))
     truth = {}
     for step in range(6):
-        for group in run.step(step).started:
-            truth[group.prompt] = (group.successes, group.trials)
-    assert seen == truth and sum(n for _, n in truth.values()) > 50
+        collected = run.step(step)
+        for group in collected.started:
+            truth[group.prompt] = [(group.successes, group.trials)]
+    for group in collected.waiting:
+        del truth[group.prompt]
+    assert seen == truth and sum(n for [(_, n)] in truth.values()) > 50
 
 
 def test_verdicts_reach_the_pool():

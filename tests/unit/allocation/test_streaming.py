@@ -213,8 +213,12 @@ def test_the_order_of_arrival_matters():
 
 def test_undecided_requests_are_aborted_and_their_tokens_counted():
     run = StreamRun(SMALL, "sara", groups=8, settings={"margin": 1.0})
+    seen = []
+    run.selector.observe = lambda prompt, *counts: seen.append(prompt)
     collected, record = checked(run, 1)
     assert record["fates"]["aborted"] > 0 and 0 < record["fate_tokens"]["aborted"]
+    whole_groups = [g.prompt for g in collected.started if not any(o.aborted for o in g.outcomes)]
+    assert seen == whole_groups, "a group that was cut off is no result of its prompt"
     whole = SimulatedBackend(SMALL, 0)
     assert collected.metrics["fate/aborted"] == record["fates"]["aborted"] and whole.rollouts == 0
     assert not any(o.aborted for o in collected.dropped), "they have no trajectory to free"

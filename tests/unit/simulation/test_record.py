@@ -171,7 +171,7 @@ def test_the_nearest_visit_comes_first_and_all_are_used_before_any_again(tmp_pat
     backend = ReplayBackend(table, seed=0)
     from verl_ext.allocation import Group, Request
 
-    group = Group("g1", 3, born=4)
+    group = Group("g1", 3, offered_at=4)
     request = Request(group, 20)
     tokens = [outcome.response_tokens for outcome in backend.generate([request])]
     key = backend.keys[3]

@@ -100,7 +100,8 @@ class DynamicSampling(Allocator):
         committed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
         batch, rest = committed[: ctx.target_groups], committed[ctx.target_groups :]
         self._waiting.groups = rest if self.settings.max_staleness else []
-        fresh = [group for group in ctx.groups if group.born == ctx.step and group.verdict is not Verdict.CONTINUE]
+        decided = [group for group in ctx.groups if group.verdict is not Verdict.CONTINUE]
+        fresh = [group for group in decided if group.offered_at == ctx.step]
         mixed = sum(group.verdict is Verdict.COMMIT for group in fresh)
         self._numbers = {
             "commit_rate": mixed / len(fresh) if fresh else 0.0,

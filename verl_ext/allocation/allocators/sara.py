@@ -151,7 +151,7 @@ class Sara(Allocator):
         waits = {group.uid for group in self._waiting.groups}
         self._audit.end_step(self._judge.effective)
         self._judge.end_step([group for group in ctx.groups if group.uid not in waits])
-        fresh = sum(group.born == ctx.step for group in mixed)
+        fresh = sum(group.offered_at == ctx.step for group in mixed)
         decided = fresh + len(self._abandoned)
         lags = [ctx.lag(group) for group in batch]
         self._numbers = {

@@ -49,10 +49,11 @@ class Selector:
         """``rollouts`` more of a prompt are generated: what is spent, also where nothing of it can be scored."""
 
     def observe(self, prompt_row: int, successes: int, trials: int, group_size: int) -> None:
-        """New scored outcomes of a prompt, once a group and step, for every group, abandoned ones included.
+        """The scored outcomes of a group, once and whole, at the end of the step that decides it, abandoned or not.
 
-        ``trials`` below ``group_size`` is a censored observation (an abandoned prefix), not a small group; it may be
-        0 where nothing could be scored.
+        A group that waits for a later step is observed then. One that went stale or was cut off while generating is
+        never observed: what became of it says nothing about its prompt. ``trials`` below ``group_size`` is a censored
+        observation (an abandoned prefix), not a small group; it may be 0 where nothing could be scored.
         """
 
     def end_step(self) -> None:
