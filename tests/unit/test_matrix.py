@@ -29,6 +29,8 @@ ALLOCATORS = {
     "pilot_commit": {"n_pilot": 2, "p_lower": 0.3, "p_upper": 0.8, "gen_multiple": 2.0, "max_staleness": 1},
     "knapsack": {"most": 2 * SIZE, "history_min": 3},
     "reinforce_ada": {"chunk": 2},
+    "hora": {},
+    "vip": {},
 }
 # Other settings that change how the parts meet.
 SELECTORS_TOO = {
@@ -155,7 +157,7 @@ def test_shaped_scores_decide_nothing(selector, allocator):
         assert allocator in TRAINS_ON_ALL or all(group.mixed for group in other.groups)
 
 
-TRAINS_ON_ALL = ("uniform", "knapsack", "reinforce_ada")
+TRAINS_ON_ALL = ("uniform", "knapsack", "reinforce_ada", "hora", "vip")
 
 
 def decided(collected):

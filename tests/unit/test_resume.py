@@ -38,6 +38,8 @@ ALLOCATORS: dict[str, dict[str, Any]] = {
     "pilot_commit": {"n_pilot": 2, "p_lower": 0.3, "p_upper": 0.8, "gen_multiple": 2.0, "max_staleness": 1},
     "knapsack": {"most": 2 * SIZE, "history_min": 3},
     "reinforce_ada": {"chunk": 2},
+    "hora": {},
+    "vip": {},
 }
 CARRY = {"probe": 3, "max_staleness": 2, "carry_prior": True}
 COMPOSED = {

@@ -35,6 +35,11 @@ ALLOCATORS = [
     ("pilot_commit", {"group_size": 8, "n_pilot": 4, "binding": False, "max_staleness": 0}),
     ("knapsack", {"most": 24, "history_min": 4}),
     ("reinforce_ada", {"group_size": 8, "chunk": 3}),
+    ("hora", {}),
+    ("hora", {"group_size": 6, "pilot": 3, "most": 9}),
+    ("vip", {}),
+    ("vip", {"least": 2, "forget": 1.0}),
+    ("vip", {"estimator": "dr_grpo"}),
 ]
 SELECTORS = [
     ("shuffled", {}),

@@ -28,6 +28,7 @@ RULES = {
     "dynamic_sampling: auto": ("dynamic_sampling", {"gen_multiple": "auto", "max_staleness": 1}),
     "dynamic_sampling: one for one": ("dynamic_sampling", {"refill": "one_for_one"}),
     "knapsack": ("knapsack", {"most": 8}),
+    "vip": ("vip", {"most": 8}),
     "reinforce_ada": ("reinforce_ada", {"group_size": 8, "chunk": 2}),
 }
 
@@ -263,7 +264,7 @@ def test_rules_that_need_whole_rounds_are_refused(name, given_settings, why):
 
 
 def test_every_rule_is_judged():
-    named = {name for name, _ in RULES.values()} | {"pilot_commit", "dynamic_sampling"}
+    named = {name for name, _ in RULES.values()} | {"pilot_commit", "dynamic_sampling", "hora"}
     ours = {name for name in allocators.names() if allocators.get(name).__module__.startswith("verl_ext.")}
     assert ours == named
 

@@ -24,6 +24,11 @@ class AllocatorSettings:
     def __post_init__(self) -> None:
         require(self.group_size >= 2, "allocator.group_size", self.group_size, "an integer of 2 or more")
 
+    def resolve(self, name: str, value: Any) -> None:
+        """Give a setting that is ``auto`` its value: sizes follow ``group_size``, so that a rule fits any recipe."""
+        if getattr(self, name) == "auto":
+            object.__setattr__(self, name, value)  # frozen, and still being made
+
 
 class Allocator:
     """Asks and decides. Subclass, set ``Settings``, register a name.
