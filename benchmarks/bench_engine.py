@@ -45,7 +45,7 @@ def run_steps(rollouts: int, steps: int, out: Path, most_s: float = float("inf")
     """
     import psutil
 
-    from verl_ext.training.fake_run import fake_config, fake_run
+    from verl_ext.testing.fake_run import fake_config, fake_run
 
     config = fake_config(
         [
@@ -58,8 +58,8 @@ def run_steps(rollouts: int, steps: int, out: Path, most_s: float = float("inf")
     with fake_run(config, prompts=PROMPTS) as collector:
         import transfer_queue as tq  # after the platform is set, as all that imports verl
 
+        from verl_ext.testing.fake_engine import FakeEngineSettings
         from verl_ext.training.collector import NoUpdate
-        from verl_ext.training.fake_engine import FakeEngineSettings
 
         collector.backend.manager.set_model(FakeEngineSettings())  # answers once the workers are there
         titles = set()

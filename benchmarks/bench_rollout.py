@@ -18,7 +18,8 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 import verl_ext.main_ppo  # noqa: F401  (registers the resolvers of the configuration)
-from verl_ext.platform import activate_cpu_platform, run_guard
+from verl_ext.cpu import activate_cpu_platform
+from verl_ext.launch.cleanup import run_guard
 from verl_ext.tiny import ensure_tiny
 
 

@@ -46,7 +46,7 @@ RULES = {
 
 def on_fake_engines(steps: int) -> dict[str, list[dict[str, float]]]:
     """Numbers of each step, by mode."""
-    from verl_ext.training.fake_run import fake_config, fake_run
+    from verl_ext.testing.fake_run import fake_config, fake_run
 
     shared = [
         "data.max_response_length=1000", "actor_rollout_ref.rollout.max_model_len=1024",
@@ -57,9 +57,9 @@ def on_fake_engines(steps: int) -> dict[str, list[dict[str, float]]]:
     with fake_run(fake_config(shared)) as running:
         import transfer_queue as tq
 
+        from verl_ext.checks.allocation import check_config
+        from verl_ext.testing.fake_engine import FakeEngineSettings
         from verl_ext.training.collector import Collector
-        from verl_ext.training.fake_engine import FakeEngineSettings
-        from verl_ext.training.settings import check_config
 
         manager, collectors, own = running.backend.manager, {}, psutil.Process()
         for mode, overrides in MODES.items():

@@ -24,7 +24,7 @@ import yaml
 
 from benchmarks.training_tables import tables
 from verl_ext.compare import build
-from verl_ext.comparison.runs import find
+from verl_ext.reports.compared_runs import find
 
 RESULTS = Path(__file__).parent / "results" / "training"
 RECIPES = {

@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from verl_ext.training.rollout_worker import AllocatedAgentLoopManager, GroupRequest
+from verl_ext.rollout.worker import AllocatedAgentLoopManager, GroupRequest
 from verl_ext.training.task_runner import AllocatedTaskRunner
 
 GROUPS, REPEATS = 32, 6

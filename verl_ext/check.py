@@ -14,12 +14,13 @@ import time
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-import verl_ext.main_ppo  # noqa: F401  (registers the configuration's resolvers)
 from verl_ext.checks import Checks, Problems, State
 from verl_ext.checks.findings import Seen
 from verl_ext.checks.local import check_inputs, check_settings, check_with_verl
-from verl_ext.platform import activate_cpu_platform, run_guard
-from verl_ext.training.numbers import number_problems
+from verl_ext.checks.numbers import number_problems
+from verl_ext.configuration import CONFIG_PATH
+from verl_ext.cpu import activate_cpu_platform
+from verl_ext.launch.cleanup import run_guard
 
 
 def run(config: DictConfig, checks: Checks) -> None:
@@ -63,7 +64,7 @@ def _activate(config: DictConfig) -> Seen:
     return Seen("trainer.device=cpu: the CPU platform is switched on")
 
 
-@hydra.main(config_path="pkg://verl_ext.configs", config_name="main", version_base=None)
+@hydra.main(config_path=CONFIG_PATH, config_name="main", version_base=None)
 def main(config: DictConfig) -> None:
     """Compose the configuration, make all checks, and say how they went."""
     checks = Checks(say=lambda finding: print(finding, flush=True))

@@ -20,16 +20,17 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_ext.comparison.cluster import run_on_cluster
-from verl_ext.comparison.compare import compare
-from verl_ext.comparison.figures import draw_all
-from verl_ext.comparison.page import page
-from verl_ext.comparison.plan import CompareError, plan, state_of
-from verl_ext.comparison.runner import COMMAND, run_all
-from verl_ext.comparison.runs import find, load
-from verl_ext.comparison.settings import check_baseline, check_settings, prepare_output
+from verl_ext.configuration import CONFIG_PATH
 from verl_ext.files import restrict_umask, write_whole
+from verl_ext.launch.cluster_runs import run_on_cluster
+from verl_ext.launch.comparison_plan import CompareError, plan, state_of
 from verl_ext.launch.jobs import JobServer, JobServerError
+from verl_ext.launch.local_runs import COMMAND, run_all
+from verl_ext.reports.compared_runs import find, load
+from verl_ext.reports.comparison import compare
+from verl_ext.reports.comparison_settings import check_baseline, check_settings, prepare_output
+from verl_ext.reports.figures import draw_all
+from verl_ext.reports.page import page
 
 
 def build(
@@ -139,7 +140,7 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-@hydra.main(config_path="pkg://verl_ext.configs", config_name="compare", version_base=None)
+@hydra.main(config_path=CONFIG_PATH, config_name="compare", version_base=None)
 def main(config: DictConfig) -> None:
     """Compose the configuration from the command line and run."""
     restrict_umask()

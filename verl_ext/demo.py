@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.files import private_opener, restrict_umask
-from verl_ext.platform.cleanup import end_child
-from verl_ext.report.ledger_check import ledger_faults
-from verl_ext.report.plot import FILE as PLOT
-from verl_ext.report.progress import progress_line
-from verl_ext.report.records import METRICS, Run, read_run
-from verl_ext.report.table import table
+from verl_ext.launch.cleanup import end_child
+from verl_ext.reports.run_plot import FILE as PLOT
+from verl_ext.reports.run_table import table
+from verl_ext.runs.ledger_check import ledger_faults
+from verl_ext.runs.records import METRICS, Run, read_run
+from verl_ext.runs.step_line import progress_line
 
 MIN_GAIN = 0.10
 """Held-out accuracy must rise by this much over the untrained policy's."""

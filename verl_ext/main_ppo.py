@@ -7,48 +7,23 @@ imported before the platform is chosen.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-from importlib.metadata import entry_points
 
 import hydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_ext.checks import Checks, Finding, Problems, State
 from verl_ext.checks.local import check_inputs, check_settings, check_with_verl
+from verl_ext.configuration import CONFIG_PATH
+from verl_ext.cpu import CpuPlatformError, activate_cpu_platform
 from verl_ext.files import restrict_umask
-from verl_ext.platform import CpuPlatformError, activate_cpu_platform, run_guard
-from verl_ext.platform.cluster import ClusterError
-from verl_ext.tiny.store import default_cache, ensure_tiny, tiny_paths
-from verl_ext.training.node_watch import NodeLostError, watched_nodes
+from verl_ext.launch.cleanup import run_guard
+from verl_ext.launch.join_cluster import ClusterError
+from verl_ext.launch.node_watch import NodeLostError, watched_nodes
+from verl_ext.tiny.store import default_cache, ensure_tiny
 from verl_ext.training.settings import AllocationSettings
 from verl_ext.training.stopping import ask_trainer_to_stop
-
-
-def _verl_config_dir() -> str:
-    """The folder of verl's configuration, found without importing verl, whose platform is chosen at its first import.
-
-    Raises:
-        ModuleNotFoundError: verl is not installed.
-    """
-    spec = importlib.util.find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("verl is not installed in this environment; verl_ext needs it")
-    return os.path.join(spec.submodule_search_locations[0], "trainer", "config")
-
-
-def _searchpath() -> list[str]:
-    """Where Hydra looks beside verl_ext's own configuration: verl's, and that of every package with rules.
-
-    Such a package names its configuration, laid out as verl_ext's, by an entry point of the group `verl_ext.configs`.
-    """
-    packages = {f"pkg://{point.value}" for point in entry_points(group="verl_ext.configs")}
-    return [f"file://{_verl_config_dir()}", *sorted(packages)]
-
-
-OmegaConf.register_new_resolver("verl_ext_searchpath", _searchpath, replace=True)
-OmegaConf.register_new_resolver("tiny_path", lambda part, mix: str(getattr(tiny_paths(mix), part)), replace=True)
 
 
 def run(config: DictConfig) -> None:
@@ -119,9 +94,9 @@ def _say(finding: Finding) -> None:
 
 def _show_report(folder: str) -> None:
     """The run's table, and report.png in its folder."""
-    from verl_ext.report import RunError, read_run
-    from verl_ext.report.plot import plot_line
-    from verl_ext.report.table import table
+    from verl_ext.reports.run_plot import plot_line
+    from verl_ext.reports.run_table import table
+    from verl_ext.runs.records import RunError, read_run
 
     try:
         run = read_run(folder)
@@ -134,7 +109,7 @@ def _show_report(folder: str) -> None:
 def _run_verl(config: DictConfig, settings: AllocationSettings | None) -> None:
     from verl.trainer.main_ppo import run_ppo
 
-    from verl_ext.training.ray_start import start_ray
+    from verl_ext.launch.ray_start import start_ray
     from verl_ext.training.task_runner import AllocatedTaskRunnerActor, VerlTaskRunnerActor
 
     start_ray(config)
@@ -142,7 +117,7 @@ def _run_verl(config: DictConfig, settings: AllocationSettings | None) -> None:
         run_ppo(config, task_runner_class=VerlTaskRunnerActor if settings is None else AllocatedTaskRunnerActor)
 
 
-@hydra.main(config_path="pkg://verl_ext.configs", config_name="main", version_base=None)
+@hydra.main(config_path=CONFIG_PATH, config_name="main", version_base=None)
 def main(config: DictConfig) -> None:
     """Compose the configuration from the command line and run."""
     restrict_umask()

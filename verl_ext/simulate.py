@@ -24,8 +24,9 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 from verl_ext.allocation.settings import SettingError  # noqa: E402
+from verl_ext.configuration import CONFIG_PATH  # noqa: E402
 from verl_ext.files import restrict_umask, write_whole  # noqa: E402
-from verl_ext.simulation.record import RecordError  # noqa: E402
+from verl_ext.runs.outcome_records import RecordError  # noqa: E402
 from verl_ext.simulation.run import Rules, simulate  # noqa: E402
 from verl_ext.simulation.settings import SimulationError, need, world_settings  # noqa: E402
 
@@ -113,7 +114,7 @@ def summary(result: dict[str, Any]) -> str:
     return "\n".join(f"{name:<20}{value}" for name, value in rows)
 
 
-@hydra.main(config_path="pkg://verl_ext.configs", config_name="simulate", version_base=None)
+@hydra.main(config_path=CONFIG_PATH, config_name="simulate", version_base=None)
 def main(config: DictConfig) -> None:
     """Compose the configuration from the command line, simulate, print, write."""
     logging.getLogger("verl_ext.allocation").setLevel(logging.ERROR)  # short steps are counted, not warned of

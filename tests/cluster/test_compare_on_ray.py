@@ -17,7 +17,7 @@ import pytest
 from hydra import compose, initialize_config_module
 
 from verl_ext.compare import run
-from verl_ext.comparison.plan import read_note
+from verl_ext.launch.comparison_plan import read_note
 
 pytestmark = pytest.mark.cluster
 

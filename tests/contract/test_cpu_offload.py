@@ -8,7 +8,7 @@ import pytest
 import torch
 from verl.workers.engine.fsdp import transformer_impl
 
-from verl_ext.platform.patches import reference_without_pinned_memory
+from verl_ext.cpu.patches import reference_without_pinned_memory
 
 
 def test_offload_patch_is_still_needed_and_still_fits(monkeypatch):

@@ -82,7 +82,7 @@ def test_ray_is_started_as_verl_would_and_nothing_is_printed(monkeypatch, capsys
     from hydra import compose, initialize_config_module
 
     import verl_ext.main_ppo  # noqa: F401
-    from verl_ext.training.ray_start import start_ray
+    from verl_ext.launch.ray_start import start_ray
 
     with initialize_config_module("verl_ext.configs", version_base=None):
         config = compose("main", overrides=["recipe=cpu/sara"])

@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from verl_ext.training import tracker
+from verl_ext.runs import metrics_file as tracker
 
 
 def test_verl_asks_whether_to_save_and_to_validate_after_the_step():
@@ -64,7 +64,7 @@ def test_vllm_makes_its_sockets_where_it_is_told(monkeypatch, tmp_path):
     from vllm import envs
     from vllm.utils.network_utils import get_open_zmq_ipc_path
 
-    from verl_ext.platform.cleanup import _VLLM_SOCKETS
+    from verl_ext.launch.cleanup import _VLLM_SOCKETS
 
     monkeypatch.setenv(_VLLM_SOCKETS, str(tmp_path))
     assert envs.VLLM_RPC_BASE_PATH == str(tmp_path)

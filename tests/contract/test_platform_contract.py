@@ -21,7 +21,9 @@ import pytest
 import yaml
 
 import verl_ext
-from verl_ext.platform import activate, alias, cleanup
+from verl_ext.cpu import activate
+from verl_ext.cpu import version_alias as alias
+from verl_ext.launch import cleanup
 
 PATCHED = "_verl_ext_patched"
 
@@ -66,7 +68,7 @@ def run_python(code: str, expect_failure: bool = False, **environment: str) -> s
 
 def on_cpu() -> dict[str, str]:
     """The environment of a process of a run on the CPU, with the alias that a driver would have put on the path."""
-    code = "import os, verl_ext.platform as p; p.activate_cpu_platform(); print(os.environ.get('PYTHONPATH', ''))"
+    code = "import os, verl_ext.cpu as p; p.activate_cpu_platform(); print(os.environ.get('PYTHONPATH', ''))"
     return {**activate.cpu_environment(), "PYTHONPATH": run_python(code).strip().splitlines()[-1]}
 
 
@@ -78,7 +80,7 @@ def test_entry_points_are_installed():
         ("verl_ext", activate.PLUGIN_MODULE)
     }
     assert {(point.name, point.value) for point in entry_points(group="vllm.general_plugins")} >= {
-        ("verl_ext_cpu", "verl_ext.platform.vllm_cpu:register")
+        ("verl_ext_cpu", "verl_ext.cpu.vllm_linear:register")
     }
 
 
@@ -100,7 +102,7 @@ def test_a_missing_plugin_stops_verl_loudly():
 def test_nothing_is_registered_or_patched_unless_asked_for():
     out = run_python(
         f"""
-        import verl, verl_ext.platform.plugin
+        import verl, verl_ext.cpu.plugin
         from verl.plugin.platform import PlatformRegistry
         from verl.utils import distributed
         print("cpu" in PlatformRegistry.registered_names(),
@@ -114,7 +116,7 @@ def test_nothing_is_registered_or_patched_unless_asked_for():
 
 RAY_DRIVER = """
     import time
-    from verl_ext.platform import cleanup
+    from verl_ext.launch import cleanup
     with cleanup.run_guard() as run_id:
         import ray
         ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
@@ -341,7 +343,7 @@ def test_vllm_in_a_process_of_a_run():
         from vllm.model_executor.layers import utils
         from vllm.model_executor.layers.linear import UnquantizedLinearMethod
         from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
-        from verl_ext.platform import vllm_cpu
+        from verl_ext.cpu import vllm_linear
         answer = {"version": version("vllm"), "platform": type(current_platform).__name__, "layers": {}}
 
         def layer_of(method):
@@ -355,15 +357,15 @@ def test_vllm_in_a_process_of_a_run():
         # A process where vLLM has loaded its plugins, but not ours, is refused.
         plugins.plugins_loaded = True
         try:
-            vllm_cpu.check_loaded()
+            vllm_linear.check_loaded()
             answer["unloaded"] = "accepted"
-        except vllm_cpu.CpuPlatformError as error:
+        except vllm_linear.CpuPlatformError as error:
             answer["unloaded"] = "verl_ext_cpu" in str(error)
         plugins.plugins_loaded = False
         plugins.load_general_plugins()
-        vllm_cpu.check_loaded()
+        vllm_linear.check_loaded()
         once = utils.dispatch_cpu_unquantized_gemm
-        vllm_cpu.register()
+        vllm_linear.register()
         answer["once"] = utils.dispatch_cpu_unquantized_gemm is once
         # With the plugin: a live update of the weight is what the layer then computes with.
         for method in (UnquantizedLinearMethod(), UnquantizedEmbeddingMethod()):

@@ -8,11 +8,11 @@ import ray
 from ray._private.state import GlobalState, actors
 from ray._raylet import InnerGcsClient
 
-from verl_ext.platform.cluster import JOB_CONFIG
+from verl_ext.launch.join_cluster import JOB_CONFIG
 
 
 def test_the_table_of_actors_is_kept_by_the_head():
-    """`verl_ext.training.node_watch`: which nodes the run has actors on, also without a dashboard."""
+    """`verl_ext.launch.node_watch`: which nodes the run has actors on, also without a dashboard."""
     assert "job_id" in inspect.signature(actors).parameters
     source = inspect.getsource(GlobalState._gen_actor_info)
     for name in ('"Address"', '"IPAddress"', '"NodeID"', '"State"'):
@@ -26,7 +26,7 @@ def test_a_head_can_be_asked_for_its_nodes_without_a_node_of_ones_own():
 
 
 def test_where_a_submitted_job_finds_its_runtime_environment():
-    """`verl_ext.platform.cluster`."""
+    """`verl_ext.launch.join_cluster`."""
     from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
     assert RAY_JOB_CONFIG_JSON_ENV_VAR == JOB_CONFIG

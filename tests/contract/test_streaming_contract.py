@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
 
-from verl_ext.training.engine_abort import abort_in_engine  # noqa: E402
-from verl_ext.training.llm_client import GroupLLMClient, SessionAborted  # noqa: E402
-from verl_ext.training.sessions import PROGRESS, Progress  # noqa: E402
+from verl_ext.rollout.engine_abort import abort_in_engine  # noqa: E402
+from verl_ext.rollout.engine_client import GroupLLMClient, SessionAborted  # noqa: E402
+from verl_ext.rollout.sessions import PROGRESS, Progress  # noqa: E402
 
 
 def test_vllm_aborts_by_the_name_a_request_was_sent_with():

@@ -165,7 +165,7 @@ def test_the_pool_offers_prompts_in_the_order_of_verls_own_loader(shuffle):
     from torchdata.stateful_dataloader import StatefulDataLoader
     from verl.trainer.ppo.utils import create_rl_sampler
 
-    from verl_ext.training.fake_run import FakePrompts
+    from verl_ext.testing.fake_run import FakePrompts
     from verl_ext.training.prompts import PromptRows
 
     config = OmegaConf.create({"shuffle": shuffle, "seed": 7, "prompt_key": "prompt"})
@@ -186,7 +186,7 @@ def test_the_order_of_prompts_is_the_data_seeds_alone(seed):
     import torch
     from omegaconf import OmegaConf
 
-    from verl_ext.training.fake_run import FakePrompts
+    from verl_ext.testing.fake_run import FakePrompts
     from verl_ext.training.prompts import PromptRows
 
     def orders(config):
@@ -204,7 +204,7 @@ def test_duplicate_prompts_are_kept_once():
     import datasets
     from omegaconf import OmegaConf
 
-    from verl_ext.training.fake_run import FakePrompts
+    from verl_ext.testing.fake_run import FakePrompts
     from verl_ext.training.prompts import PromptRows
 
     dataset = FakePrompts(8)

@@ -31,7 +31,8 @@ def run(*command, cwd, **env):
 def wheel(tmp_path_factory):
     """The wheel, built from a copy of the sources, so that the repository stays as it is. Needs no package index."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "verl_ext", source / "verl_ext", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("verl_ext", "configs", "recipes"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     built = run(
@@ -60,8 +61,12 @@ def installed(wheel, tmp_path_factory):
 
 def test_configs_and_entry_points_are_inside(wheel):
     files = set(zipfile.ZipFile(wheel).namelist())
-    configs = {str(path.relative_to(ROOT)) for path in (ROOT / "verl_ext" / "configs").rglob("*.yaml")}
+    configs = {f"verl_ext/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
+    recipes = {
+        f"verl_ext/configs/recipe/{path.relative_to(ROOT / 'recipes')}" for path in (ROOT / "recipes").rglob("*.yaml")
+    }
     assert "verl_ext/configs/main.yaml" in configs
+    assert recipes and recipes <= files
     assert configs <= files
     assert not [name for name in files if name.split("/")[0] not in ("verl_ext", "verl_ext-0.1.0.dist-info")]
     entry_points = zipfile.ZipFile(wheel).read("verl_ext-0.1.0.dist-info/entry_points.txt").decode()

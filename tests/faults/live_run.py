@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from tests.integration.real_run import RealRun, json_lines
-from verl_ext.platform.cleanup import SHARED_MEMORY, paths_in_use
+from verl_ext.launch.cleanup import SHARED_MEMORY, paths_in_use
 
 MARK = "VERL_EXT_FAULT_TEST"
 START_S = 1800.0

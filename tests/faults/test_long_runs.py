@@ -52,7 +52,7 @@ def test_300_steps_on_fake_engines(tmp_path, fault):
 def test_fake_runs_that_end_early_leave_nothing(tmp_path, how):
     code = """
         import sys
-        from verl_ext.training.fake_run import fake_config, fake_run
+        from verl_ext.testing.fake_run import fake_config, fake_run
         with fake_run(fake_config(), prompts=256) as collector:
             print("ready", flush=True)
             while True:

@@ -36,7 +36,7 @@ class Step:
     """One step of uniform rollouts on eight prompts, whose reward does what it is told."""
 
     def __init__(self, stack, tokens, mode) -> None:
-        from verl_ext.training.fake_engine import FakeEngineSettings
+        from verl_ext.testing.fake_engine import FakeEngineSettings
 
         stack.mode_file.write_text(json.dumps(mode))
         self.fake = FakeEngineSettings(**FAKE, **tokens)
@@ -67,7 +67,7 @@ class Step:
 
     def engine_says(self, outcome) -> bool:
         """Whether the fake engine's answer was right."""
-        from verl_ext.training.fake_engine import _rng, latent_rate
+        from verl_ext.testing.fake_engine import _rng, latent_rate
 
         prompts = self.collector.prompts
         row = self.collector.backend._prompt_of[outcome.group]
@@ -150,7 +150,7 @@ def test_plain_numbers_are_read(step, fault, what, row):
     ("unnamed", r"allocation.outcome.key\): keys seen \['score', 'style'\]", "the reward names no correctness"),
 ])  # fmt: skip
 def test_what_cannot_be_read_as_right_or_wrong_stops_the_run(step, fault, what, message, row):
-    from verl_ext.training.outcomes import OutcomeError
+    from verl_ext.rollout.outcomes import OutcomeError
 
     run = step(what=what, all=True)
     seconds = run.fails(OutcomeError, message)
@@ -179,7 +179,7 @@ def test_an_answer_whose_reward_hangs_is_unscored_and_its_worker_replaced(step, 
 
 @pytest.mark.row("the reward hangs on every answer")
 def test_a_reward_that_never_answers_stops_the_run(step, fault):
-    from verl_ext.training.reward_calls import MOST_IN_A_ROW, RewardError
+    from verl_ext.rollout.reward_calls import MOST_IN_A_ROW, RewardError
 
     run = step(what="hang", all=True)
     seconds = run.fails(RewardError, f"for {MOST_IN_A_ROW} answers in a row.*allocation.reward_deadline_s=8")

@@ -29,7 +29,7 @@ def tidy():
 
 def stops(collector, message, kind=None) -> tuple[str, float]:
     """The step stops with this error and the ledger adds up; returns the message and the seconds."""
-    from verl_ext.training.round_errors import RoundError
+    from verl_ext.rollout.round_errors import RoundError
 
     began = time.monotonic()
     with pytest.raises(kind or RoundError, match=message) as caught:

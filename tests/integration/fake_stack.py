@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from verl_ext.training.fake_run import FakePrompts, collector_on, fake_config, fake_run
+from verl_ext.testing.fake_run import FakePrompts, collector_on, fake_config, fake_run
 
 TIMES = ("_s", "driver_s", "generate_s")
 
@@ -23,7 +23,7 @@ class Stack:
         self, *overrides: str, prompts: int = 4096, name: str = "prompt", manager: Any = None, **fake: Any
     ) -> Any:
         """A fresh collector, whose engines get the given fake model."""
-        from verl_ext.training.fake_engine import FakeEngineSettings
+        from verl_ext.testing.fake_engine import FakeEngineSettings
 
         manager = manager or self.manager
         collector = collector_on(fake_config(overrides), manager, FakePrompts(prompts, name))
@@ -32,7 +32,7 @@ class Stack:
 
     def new_manager(self) -> Any:
         """Rollout workers without reward workers: the engines say what is right. For tests that break them."""
-        from verl_ext.training.fake_engine import FakeEngineManager
+        from verl_ext.testing.fake_engine import FakeEngineManager
 
         return FakeEngineManager.create(config=self.config, llm_client=None)
 

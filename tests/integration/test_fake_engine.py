@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from verl_ext.training.fake_run import fake_config, fake_run
+from verl_ext.testing.fake_run import fake_config, fake_run
 
 pytestmark = pytest.mark.ray
 
@@ -41,9 +41,9 @@ def stack():
 
 def collector_with(stack, *overrides, **fake):
     """A fresh collector on the running cluster and its workers, which get the given fake model."""
+    from verl_ext.checks.allocation import check_config
+    from verl_ext.testing.fake_engine import FakeEngineSettings
     from verl_ext.training.collector import Collector
-    from verl_ext.training.fake_engine import FakeEngineSettings
-    from verl_ext.training.settings import check_config
 
     _, running = stack
     settings, budget = check_config(fake_config(overrides))
@@ -202,7 +202,7 @@ def test_pilots_ride_with_commits_wait_across_the_update_and_survive_a_resume(st
 
 
 def test_outcomes_are_recorded_for_replay(stack, tmp_path):
-    from verl_ext.simulation.record import read_record
+    from verl_ext.runs.outcome_records import read_record
 
     collector = collector_with(stack, f"allocation.record={tmp_path / 'record'}")
     meta, metrics = collector.sample(1)
@@ -214,7 +214,7 @@ def test_outcomes_are_recorded_for_replay(stack, tmp_path):
 def test_a_worker_that_dies_is_a_clear_error_and_the_ledger_adds_up(stack):
     import ray
 
-    from verl_ext.training.rollout_worker import RoundError
+    from verl_ext.rollout.worker import RoundError
 
     collector = collector_with(stack, seconds_per_token=2.0)
     worker = collector.backend.manager.agent_loop_workers[0]

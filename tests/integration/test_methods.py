@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.real_run import real_run
-from verl_ext.simulation.record import read_record
+from verl_ext.runs.outcome_records import read_record
 
 pytestmark = [pytest.mark.real_stack, pytest.mark.long]
 

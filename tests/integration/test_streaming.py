@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.integration.real_run import real_run
-from verl_ext.training.fake_run import fake_config, fake_run
+from verl_ext.testing.fake_run import fake_config, fake_run
 
 STREAMING = "allocation.rounds=streaming"
 SHARED = [STREAMING, "data.max_response_length=200", "actor_rollout_ref.rollout.max_model_len=256"]
@@ -35,9 +35,9 @@ def stack():
 
 def collector_with(running, *overrides, **fake):
     """A fresh streaming collector on the running cluster and its workers, which get the given fake model."""
+    from verl_ext.checks.allocation import check_config
+    from verl_ext.testing.fake_engine import FakeEngineSettings
     from verl_ext.training.collector import Collector
-    from verl_ext.training.fake_engine import FakeEngineSettings
-    from verl_ext.training.settings import check_config
 
     settings, budget = check_config(fake_config([*SHARED, *overrides]))
     collector = Collector(settings, budget, running.prompts)
@@ -145,7 +145,7 @@ def test_dead_data_ends(stack, fake):
 
 @pytest.mark.ray
 def test_no_session_at_all_coming_back_ends_the_step(stack):
-    from verl_ext.training.round_errors import RoundError
+    from verl_ext.rollout.round_errors import RoundError
 
     collector = collector_with(stack, fail_share=1.0)
     with pytest.raises(RoundError, match="none of the sessions of 16 groups in a row.*a session that fails"):
@@ -191,7 +191,7 @@ def test_a_step_that_broke_off_leaves_nothing_running(stack):
 
 @pytest.mark.ray
 def test_outcomes_are_recorded_without_the_aborted_ones(stack, tmp_path):
-    from verl_ext.simulation.record import read_record
+    from verl_ext.runs.outcome_records import read_record
 
     record = tmp_path / "record"
     collector = collector_with(stack, f"allocation.record={record}", hang_prompt=offered_first(stack))
@@ -208,7 +208,7 @@ def test_a_worker_that_dies_is_a_clear_error_and_the_ledger_adds_up(stack):
     """The last test: the cluster has a worker less after it."""
     import ray
 
-    from verl_ext.training.round_errors import RoundError
+    from verl_ext.rollout.round_errors import RoundError
 
     collector = collector_with(stack, mean_tokens=100.0, seconds_per_token=0.02)
     threading.Timer(1.0, lambda: ray.kill(collector.backend.manager.agent_loop_workers[0])).start()

@@ -13,11 +13,12 @@ from omegaconf import OmegaConf
 
 import verl_ext
 from verl_ext.allocation.state import StateError, load_state, save_state
-from verl_ext.comparison.plan import PlannedRun, check_same, write_note
+from verl_ext.cpu import activate
+from verl_ext.cpu import version_alias as alias
 from verl_ext.files import UnsafePathError, inside, own_folder, private_folder, restrict_umask, write_whole
+from verl_ext.launch.comparison_plan import PlannedRun, check_same, write_note
 from verl_ext.masking import MASK, is_secret, masked, masked_override
-from verl_ext.platform import activate, alias
-from verl_ext.training.run_folder import RunFolder
+from verl_ext.runs.folder import RunFolder
 
 PACKAGE = Path(verl_ext.__file__).parent
 
@@ -71,7 +72,7 @@ def test_a_umask_that_takes_away_more_is_left(umask):
 
 
 def test_the_log_of_a_compared_run_is_private(tmp_path, umask):
-    from verl_ext.comparison.runner import LOG, run_all
+    from verl_ext.launch.local_runs import LOG, run_all
 
     umask(0o022)
     run = PlannedRun("cpu/sara", 0, tmp_path / "runs" / "one")
@@ -226,7 +227,7 @@ def test_names_that_only_sound_like_it(name):
 
 
 def test_no_setting_of_the_whole_configuration_is_masked():
-    from tests.unit.check_configs import config_with
+    from tests.unit.checks.check_configs import config_with
 
     config = OmegaConf.to_container(config_with(resolved=False), resolve=False)
     assert masked(config) == config

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.platform.cluster import cluster_address
+from verl_ext.launch.join_cluster import cluster_address
 
 from .data import files_of
 from .findings import Checks, Problems, Seen, deadline
@@ -80,7 +80,7 @@ class Needs:
 def _start(config: DictConfig, seconds: float) -> Seen:
     import ray
 
-    from verl_ext.training.ray_start import start_ray
+    from verl_ext.launch.ray_start import start_ray
 
     place = "started here:" if cluster_address(config) is None else "connected to"
     with deadline(seconds, "starting Ray, or connecting to it,"):
@@ -231,7 +231,8 @@ def _make_probe():
                 found[package] = "of unknown version (not installed, but on the path)"
         spec, digest = importlib.util.find_spec("verl_ext"), hashlib.blake2b(digest_size=16)
         for folder in sorted(spec.submodule_search_locations) if spec else []:
-            for parent, folders, names in os.walk(folder):
+            # An editable install reaches configs/ and recipes/ by links; a wheel holds them.
+            for parent, folders, names in os.walk(folder, followlinks=True):
                 folders.sort()
                 for name in sorted(names):
                     if name.endswith((".py", ".yaml")):

@@ -9,9 +9,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.platform import check_versions, version_warnings
-from verl_ext.training.numbers import number_problems
-from verl_ext.training.settings import AllocationSettings, check_config
+from verl_ext.checks.allocation import check_config
+from verl_ext.checks.numbers import number_problems
+from verl_ext.checks.versions import check_versions, version_warnings
+from verl_ext.training.settings import AllocationSettings
 
 from .data import Rows, check_data, check_storage, files_of
 from .findings import Checks, Problems, Seen
@@ -191,7 +192,7 @@ def _unless_made(config: DictConfig, paths: list[str], check, *args) -> Seen:
 
 
 def _reward(config: DictConfig, settings: AllocationSettings | None, row) -> Seen:
-    from verl_ext.training.preflight import check_reward
+    from verl_ext.checks.reward import check_reward
 
     warnings: list[str] = []
     said = check_reward(config, settings, row, warnings.append)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on a cluster: waiting for its nodes, submitting runs as jobs of Ray or Slurm, following them.
+"""How runs start and end on machines: Ray, Slurm, nodes, processes, and many runs one after another.
 
 Imports neither verl nor torch; Ray only where it is used.
 """

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from verl_ext.allocation.groups import Outcome, Request
 from verl_ext.allocation.state import rng_for
-
-from .record import RecordError
+from verl_ext.runs.outcome_records import RecordError
 
 
 class ReplayBackend:

@@ -20,10 +20,10 @@ from verl_ext.allocation import (
     make_selector,
     rng_for,
 )
+from verl_ext.runs.outcome_records import read_record
 
 from .backend import SimulatedBackend
 from .population import effective_share, make_population
-from .record import read_record
 from .replay import ReplayBackend
 from .settings import WorldSettings
 from .streaming import SimulatedStream

@@ -9,11 +9,11 @@ from typing import Any
 import transfer_queue as tq
 
 from verl_ext.allocation.groups import Group, Outcome, Request
+from verl_ext.rollout.round_errors import RoundError
+from verl_ext.rollout.sessions import GroupRequest, SessionReply
+from verl_ext.rollout.worker import AllocatedAgentLoopManager
 from verl_ext.training.all_zero import Sample, StepTally
 from verl_ext.training.prompts import PromptRows
-from verl_ext.training.rollout_worker import AllocatedAgentLoopManager
-from verl_ext.training.round_errors import RoundError
-from verl_ext.training.sessions import GroupRequest, SessionReply
 from verl_ext.training.waiting_rows import Row, load_rows, save_rows
 
 logger = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from verl_ext.allocation.ledger import Ledger
 from verl_ext.allocation.pool import PromptPool
 from verl_ext.allocation.state import StateError, load_state, rng_for, save_state
 from verl_ext.allocation.statistics import GroupStatistics
-from verl_ext.simulation.record import OutcomeRecorder
+from verl_ext.rollout.worker import AllocatedAgentLoopManager
+from verl_ext.runs.outcome_records import OutcomeRecorder
 from verl_ext.training.all_zero import AllZeroWatch
 from verl_ext.training.backend import PARTITION, TransferQueueBackend
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.prompts import PromptRows
-from verl_ext.training.rollout_worker import AllocatedAgentLoopManager
 from verl_ext.training.settings import AllocationSettings
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
-"""The `allocation` namespace of the configuration, typed, and the checks that cross it with verl's own settings.
+"""The `allocation` namespace of the configuration, typed, and the budget of a training step that follows from it.
 
-Everything here runs before Ray starts. An error names the setting, the value seen and what is accepted.
+An error names the setting, the value seen and what is accepted. What crosses it with verl's other settings is in
+`verl_ext.checks.allocation`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,9 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.allocation import SettingError as RuleSettingError
-from verl_ext.allocation import check_composition, make_allocator, make_downsampler, make_selector
-from verl_ext.allocation.statistics import normalised_over
-from verl_ext.allocation.streaming import check_streaming
+from verl_ext.allocation import make_allocator, make_downsampler, make_selector
+from verl_ext.rollout.outcomes import OutcomeRule
 from verl_ext.training.batch import StepBudget
-from verl_ext.training.numbers import number_problems
-from verl_ext.training.outcomes import OutcomeRule
 
 T = TypeVar("T")
 
@@ -106,7 +104,7 @@ class AllocationSettings:
             if (value := getattr(self.stop, name)) is not None
         }
         for name, value in sizes.items():
-            _attempt(problems, _positive_int, f"allocation.{name}", value)
+            attempt(problems, _positive_int, f"allocation.{name}", value)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             problems.append(f"allocation.seed={self.seed!r}: a non-negative whole number is accepted")
         for name in ("deadline_s", "val_deadline_s", "reward_deadline_s"):
@@ -114,7 +112,7 @@ class AllocationSettings:
             if not _is_number(seconds) or not seconds > 0:
                 problems.append(f"allocation.{name}={seconds!r}: a positive number of seconds is accepted")
         if self.all_zero_steps is not None:
-            _attempt(problems, _positive_int, "allocation.all_zero_steps", self.all_zero_steps)
+            attempt(problems, _positive_int, "allocation.all_zero_steps", self.all_zero_steps)
         if self.rounds not in ("barrier", "streaming"):
             problems.append(f"allocation.rounds={self.rounds!r}: accepted are barrier, streaming")
         if self.resume not in ("strict", "fresh"):
@@ -160,7 +158,7 @@ def _typed(cls: type, raw: dict[str, Any] | None, name: str) -> Any:
     return cls(**raw)
 
 
-def _attempt(problems: list[str], check: Callable[..., T], *args: Any) -> T | None:
+def attempt(problems: list[str], check: Callable[..., T], *args: Any) -> T | None:
     """Make a check; what it refuses is noted, so that the checks after it are made too."""
     try:
         return check(*args)
@@ -240,153 +238,3 @@ def rows_multiple(config: DictConfig, use_critic: bool, use_reference: bool) -> 
         fixed = 1 if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu or 1
         multiple = math.lcm(multiple, config.data.train_batch_size // critic.ppo_mini_batch_size * fixed)
     return multiple
-
-
-def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
-    """Contradictions between `allocation` and verl's settings, by name.
-
-    Raises:
-        SettingError: all that are independent of each other, not the first only.
-    """
-    mode = config.trainer.v1.trainer_mode
-    if not config.trainer.use_v1:
-        raise SettingError("trainer.use_v1=False: allocation works in verl's V1 trainer only")
-    if mode != MODE:
-        raise SettingError(
-            f"trainer.v1.trainer_mode={mode}: allocation decides in rounds within a step and is not available in it; "
-            f"accepted is {MODE} (or start verl's own python -m verl.trainer.main_ppo)"
-        )
-    problems = number_problems(config)
-    numbers_fit = not problems
-    budget = None
-    settings = _attempt(problems, AllocationSettings.from_config, config)
-    rules = [_attempt(problems, _make_rule, config, *part) for part in _PARTS] if config.get("allocation") else [None]
-    if all(rule is not None for rule in rules):
-        _attempt(problems, check_composition, *rules)
-        if settings is not None:
-            _attempt(problems, _check_rounds, config, settings, rules[1])
-            _attempt(problems, _check_rules, config, settings)
-            if numbers_fit:
-                budget = _attempt(problems, resolve_budget, config, settings)
-    problems += _unsupported(config)
-    if budget is not None:
-        _attempt(problems, _check_storage, config, settings, budget)
-    if problems:
-        raise SettingError(*problems)
-    return settings, budget
-
-
-_PARTS = (("selector", make_selector), ("allocator", make_allocator), ("downsampler", make_downsampler))
-
-
-def _make_rule(config: DictConfig, part: str, make: Callable[..., Any]) -> Any:
-    rule = config.allocation.get(part)
-    if not isinstance(rule, DictConfig) or "name" not in rule:
-        raise SettingError(f"allocation.{part}={rule!r}: names no rule; choose allocation/{part}=...")
-    return make(**OmegaConf.to_container(rule, resolve=True))
-
-
-def _check_rounds(config: DictConfig, settings: AllocationSettings, allocator: Any) -> None:
-    if settings.rounds == "streaming":
-        check_streaming(allocator)
-        if (engine := config.actor_rollout_ref.rollout.name) != "vllm":
-            raise SettingError(
-                f"allocation.rounds=streaming with actor_rollout_ref.rollout.name={engine}: single requests can be "
-                "aborted in vllm only; accepted is vllm, or allocation.rounds=barrier"
-            )
-    if settings.max_rounds < allocator.least_rounds:
-        raise SettingError(
-            f"allocation.max_rounds={settings.max_rounds}: at least {allocator.least_rounds} is accepted with "
-            f"allocation.allocator.name={settings.allocator['name']}, which asks again after it has seen outcomes"
-        )
-
-
-def _unsupported(config: DictConfig) -> list[str]:
-    """What verl can do, but not together with rounds within a step."""
-    problems = []
-    reward_model = config.reward.reward_model
-    if reward_model.enable and not reward_model.enable_resource_pool:
-        problems.append(
-            "reward.reward_model.enable=True without reward.reward_model.enable_resource_pool: a colocated reward "
-            "model scores after sampling, so no rule would see an outcome; use a rule-based reward or a resource pool"
-        )
-    filter_groups = config.algorithm.get("filter_groups")
-    if filter_groups is not None and filter_groups.enable:
-        problems.append(
-            "algorithm.filter_groups.enable=True: filtering is the allocator's work here; "
-            "choose allocation/allocator=dynamic_sampling"
-        )
-    if config.trainer.v1.sampler.get("custom_sampler") and config.trainer.v1.sampler.custom_sampler.get("path"):
-        problems.append("trainer.v1.sampler.custom_sampler.path is set: allocation brings its own sampler")
-    if config.trainer.v1.sampler.get("sync_refill_failed_groups"):
-        problems.append(
-            "trainer.v1.sampler.sync_refill_failed_groups=True: the allocator replaces what failed; accepted is False"
-        )
-    if OmegaConf.select(config, "skip.rollout_tq.enable"):
-        problems.append("skip.rollout_tq.enable=True: a step's rollouts cannot be replayed; accepted is False")
-    if config.data.get("gen_batch_size") not in (None, config.data.train_batch_size):
-        problems.append(
-            f"data.gen_batch_size={config.data.gen_batch_size}: how many prompts are sampled at once is the "
-            "allocator's work here; accepted is null"
-        )
-    if router := config.actor_rollout_ref.rollout.get("router_config_path"):
-        problems.append(
-            f"actor_rollout_ref.rollout.router_config_path={router}: a group is given its server before it has tokens "
-            "to route by; accepted is null"
-        )
-    problems += [
-        f"{part}.shuffle=True: verl shuffles the rows after padding was spread over the mini-batches, so that one may "
-        "be padding alone; accepted is False"
-        for part in ("actor_rollout_ref.actor", "critic")
-        if OmegaConf.select(config, f"{part}.shuffle")
-    ]
-    if config.get("distillation") is not None and config.distillation.get("enabled", False):
-        problems.append("distillation.enabled=True: on-policy distillation is not supported with allocation")
-    if config.algorithm.adv_estimator in ("remax",):
-        problems.append(
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator}: needs a greedy rollout a prompt, "
-            f"which no rule issues; accepted are grpo, rloo, reinforce_plus_plus, gae and their kin"
-        )
-    return problems
-
-
-def _check_storage(config: DictConfig, settings: AllocationSettings, budget: StepBudget) -> None:
-    capacity = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.total_storage_size")
-    if capacity is None or OmegaConf.select(config, "transfer_queue.backend.storage_backend") != "SimpleStorage":
-        return
-    # Padding rows and a validation pass share the storage with the step's rollouts.
-    waiting = settings.make_allocator().most_waiting(budget.prompts)
-    needed = budget.rollouts + waiting + budget.ranks * budget.mini_batches
-    if needed > capacity:
-        raise SettingError(
-            f"transfer_queue.backend.SimpleStorage.total_storage_size={capacity} is too small for up to {needed} "
-            f"rows (allocation.stop.rollouts={budget.rollouts}, {waiting} waiting between steps, and padding)"
-        )
-
-
-def _check_rules(config: DictConfig, settings: AllocationSettings) -> None:
-    """What a rule needs of verl's algorithm."""
-    allocator, downsampler = settings.make_allocator(), settings.make_downsampler()
-    algorithm = config.algorithm
-    if normalised_over(allocator, downsampler) == "group":
-        if algorithm.adv_estimator != "grpo":
-            raise SettingError(
-                f"normalise_over=group with algorithm.adv_estimator={algorithm.adv_estimator}: "
-                f"the group's mean and deviation enter GRPO's advantage; accepted is grpo, or normalise_over=selected"
-            )
-        if algorithm.use_kl_in_reward:
-            raise SettingError(
-                "normalise_over=group with algorithm.use_kl_in_reward=True: the KL penalty of rows that never reach "
-                "the update is not known; use actor_rollout_ref.actor.use_kl_loss or normalise_over=selected"
-            )
-    if getattr(allocator.settings, "off_policy", "recompute") == "importance":
-        if not algorithm.rollout_correction or not algorithm.rollout_correction.get("rollout_is"):
-            raise SettingError(
-                "allocation.allocator.off_policy=importance needs verl's correction: set "
-                "algorithm.rollout_correction.rollout_is=token (or sequence)"
-            )
-        if not config.actor_rollout_ref.rollout.calculate_log_probs:
-            raise SettingError(
-                "allocation.allocator.off_policy=importance needs the rollouts' own log-probs: set "
-                "actor_rollout_ref.rollout.calculate_log_probs=True"
-            )

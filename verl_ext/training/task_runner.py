@@ -10,9 +10,9 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1
 
 from verl_ext.masking import masked
+from verl_ext.rollout.logs import show_own_logs
+from verl_ext.rollout.worker import AllocatedAgentLoopManager
 from verl_ext.training import trainer  # noqa: F401  (registers the trainer mode in this process)
-from verl_ext.training.logs import show_own_logs
-from verl_ext.training.rollout_worker import AllocatedAgentLoopManager
 
 _VerlTaskRunner = TaskRunnerV1.__ray_metadata__.modified_class.__ray_actor_class__
 

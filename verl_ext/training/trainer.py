@@ -26,13 +26,13 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
 from verl_ext.allocation.statistics import normalised_over
-from verl_ext.training import tracker
+from verl_ext.runs import metrics_file as tracker
+from verl_ext.runs.folder import RunFolder
 from verl_ext.training.batch import spread_padding
 from verl_ext.training.collector import Collector, NoUpdate
 from verl_ext.training.group_advantage import group_advantages
 from verl_ext.training.prompts import PromptRows
-from verl_ext.training.run_folder import RunFolder
-from verl_ext.training.settings import MODE, check_config, rows_multiple
+from verl_ext.training.settings import MODE, AllocationSettings, resolve_budget, rows_multiple
 from verl_ext.training.stopping import StopRequest
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class PPOTrainerAllocated(PPOTrainerSync):
     """verl's synchronous trainer with rollouts allocated by rules."""
 
     def __init__(self, config: DictConfig) -> None:
-        self.settings, self.budget = check_config(config)
+        self.settings = AllocationSettings.from_config(config)
+        self.budget = resolve_budget(config, self.settings)
         super().__init__(config)
         # verl asks in five places whether the mode is called "sync", and otherwise assumes an asynchronous one.
         self.trainer_mode = "sync"

@@ -8,13 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.unit.data.data_files import lines, published, write_lines, write_rows
 from verl_ext.allocation.pool import prompt_key
 from verl_ext.data import countdown, gsm8k, validation_sets
 from verl_ext.data.rows import SCHEMA, DataError, answer_text
 from verl_ext.data.templates import TEMPLATES, ask, question_of
 from verl_ext.data.validation_sets import SETS, main, prepare
-
-from .conftest import lines, published, write_lines, write_rows
 
 
 def rows_of(path):

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from verl_ext import demo
-from verl_ext.platform import cleanup
-from verl_ext.report.records import Run, StepRecord
+from verl_ext.launch import cleanup
+from verl_ext.runs.records import Run, StepRecord
 
 ACCURACY = "val-core/chain_sums/acc/mean@8"
 
@@ -107,7 +107,7 @@ def test_a_signal_ends_the_demo_and_its_run(tmp_path):
     code = f"""
 import sys
 from verl_ext import demo
-from verl_ext.platform import cleanup
+from verl_ext.launch import cleanup
 real = demo.subprocess.Popen
 script = [sys.executable, "-c", {STUBBORN!r}, {str(tmp_path)!r}]
 demo.subprocess.Popen = lambda command, **settings: real(script, **settings)

@@ -24,7 +24,7 @@ def test_reasons():
     """Every reason that the code gives, found as the word it is written as."""
     root = DOC.parents[1] / "verl_ext"
     given = set()
-    for path in (*root.glob("rewards/*.py"), root / "training/rollout_worker.py", root / "training/sessions.py"):
+    for path in (*root.glob("rewards/*.py"), root / "rollout/worker.py", root / "rollout/sessions.py"):
         text = path.read_text()
         given |= set(re.findall(r'_unscored\("(\w+)"', text))
         given |= set(re.findall(r'Unscored\(\s*"(\w+)"', text))

@@ -17,9 +17,9 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_ext.training.fake_engine import FakeEngineWorker
-from verl_ext.training.fake_run import FakePrompts, collector_on, fake_config
-from verl_ext.training.rollout_worker import AllocatedAgentLoopManager
+from verl_ext.rollout.worker import AllocatedAgentLoopManager
+from verl_ext.testing.fake_engine import FakeEngineWorker
+from verl_ext.testing.fake_run import FakePrompts, collector_on, fake_config
 
 SMALL = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
 
@@ -134,7 +134,7 @@ def collector(
     *overrides: str, prompts: int = 96, fake: dict[str, Any] | None = None, rewards: Rewards | None = None
 ) -> Any:
     """A collector on a worker in this process; call it with a :class:`Queue` in place."""
-    from verl_ext.training.fake_engine import FakeEngineSettings
+    from verl_ext.testing.fake_engine import FakeEngineSettings
 
     config = fake_config([*overrides, *SMALL])
     worker = Worker(config, reward_workers=[rewards or Rewards()])

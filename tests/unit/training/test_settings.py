@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 
 import verl_ext.main_ppo as main_ppo
 from verl_ext.allocation.settings import SettingError as RuleSettingError
-from verl_ext.training.settings import SettingError, check_config, rows_multiple
+from verl_ext.checks.allocation import check_config
+from verl_ext.training.settings import SettingError, rows_multiple
 
 RECIPES = sorted(
     path.stem for path in (Path(main_ppo.__file__).parent / "configs/recipe/cpu").glob("*.yaml") if path.stem != "base"

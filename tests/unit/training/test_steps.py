@@ -12,11 +12,11 @@ import ray
 
 from tests.unit.training.in_process import Queue, Rewards, collector, right, score
 from verl_ext.allocation.groups import Fate
+from verl_ext.rollout.engine_client import GroupLLMClient
+from verl_ext.rollout.outcomes import OutcomeRule
+from verl_ext.rollout.sessions import PROGRESS, GroupRequest, scored_reply
+from verl_ext.rollout.worker import AllocatedAgentLoopManager, RoundError
 from verl_ext.training.collector import NoUpdate
-from verl_ext.training.llm_client import GroupLLMClient
-from verl_ext.training.outcomes import OutcomeRule
-from verl_ext.training.rollout_worker import AllocatedAgentLoopManager, RoundError
-from verl_ext.training.sessions import PROGRESS, GroupRequest, scored_reply
 
 IN_PARTS = ("recipe=cpu/sara", "allocation.allocator.probe=4", "allocation.allocator.chunk=1")
 

@@ -16,7 +16,7 @@ def ended(asked: str, signals: int) -> tuple[int, str]:
     """Exit status and output of a guarded block that ends by itself after a while."""
     body = f"""
         import os, signal, time
-        from verl_ext.platform.cleanup import run_guard
+        from verl_ext.launch.cleanup import run_guard
         with run_guard({asked}):
             for _ in range({signals}):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -40,7 +40,7 @@ def test_the_first_sigterm_asks_and_the_second_ends(asked, signals, output):
 def test_the_folder_of_vllms_sockets_goes_with_the_run(tmp_path):
     body = """
         import os, signal
-        from verl_ext.platform.cleanup import run_guard
+        from verl_ext.launch.cleanup import run_guard
         with run_guard():
             open(os.path.join(os.environ["VLLM_RPC_BASE_PATH"], "socket"), "w").close()
             print(os.listdir(os.environ["TMPDIR"]), flush=True)
@@ -80,7 +80,7 @@ time.sleep(600)
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm here")
 def test_shared_memory_and_sockets_of_a_run_go_with_its_processes_and_those_of_others_stay(tmp_path):
-    from verl_ext.platform.cleanup import RUN_ID, end_run_processes
+    from verl_ext.launch.cleanup import RUN_ID, end_run_processes
 
     children = {
         run: subprocess.Popen(

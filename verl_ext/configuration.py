@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where Hydra finds the configuration, and how it is composed without a command line.
+
+The files lie in `configs/` and `recipes/` of the repository, and inside the package once it is installed. Nothing of
+verl is imported here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.tiny.store import tiny_paths
+
+CONFIG_MODULE = "verl_ext.configs"
+CONFIG_PATH = f"pkg://{CONFIG_MODULE}"
+
+
+def _verl_config_dir() -> str:
+    """The folder of verl's configuration, found without importing verl, whose platform is chosen at its first import.
+
+    Raises:
+        ModuleNotFoundError: verl is not installed.
+    """
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("verl is not installed in this environment; verl_ext needs it")
+    return os.path.join(spec.submodule_search_locations[0], "trainer", "config")
+
+
+def _searchpath() -> list[str]:
+    """Where Hydra looks beside verl_ext's own configuration: verl's, and that of every package with rules.
+
+    Such a package names its configuration, laid out as verl_ext's, by an entry point of the group `verl_ext.configs`.
+    """
+    packages = {f"pkg://{point.value}" for point in entry_points(group="verl_ext.configs")}
+    return [f"file://{_verl_config_dir()}", *sorted(packages)]
+
+
+OmegaConf.register_new_resolver("verl_ext_searchpath", _searchpath, replace=True)
+OmegaConf.register_new_resolver("tiny_path", lambda part, mix: str(getattr(tiny_paths(mix), part)), replace=True)
+
+
+def compose_config(overrides: Sequence[str] = (), name: str = "main") -> DictConfig:
+    """Compose a configuration as the commands do.
+
+    Args:
+        overrides: Hydra overrides, as on the command line.
+        name: the file in `configs/`: `main`, `simulate`, `compare`.
+    """
+    with initialize_config_module(CONFIG_MODULE, version_base=None):
+        return compose(name, overrides=list(overrides))

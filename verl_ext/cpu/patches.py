@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few places of verl 0.9.1 that no setting reaches on a CPU. One function a place, each with its reason.
+
+Every one is covered by ``tests/contract/test_platform_contract.py``, which fails when verl changes there.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from verl_ext.after_import import after_import
+
+_MARK = "_verl_ext_patched"
+
+
+def apply_all() -> None:
+    """Apply every patch of this module, once. Called by the plugin, only where ``VERL_PLATFORM=cpu``."""
+    single_gloo_backend()
+    without_ascend_checkpoint_engine()
+    # verl.utils.model imports much of transformers: only the processes that use it should pay for it.
+    after_import("verl.utils.model", value_head_without_flash_attention)
+    after_import("verl.workers.engine.fsdp.transformer_impl", reference_without_pinned_memory)
+
+
+def without_ascend_checkpoint_engine() -> None:
+    """It imports vLLM before it finds that there is no Ascend device: seven seconds in every process of the run, also
+    in those that never use vLLM.
+
+    ``verl.checkpoint_engine`` takes an ImportError here as "not available" and goes on.
+
+    Replaces: verl.checkpoint_engine.hccl_checkpoint_engine (verl 0.9.1)
+    """
+    sys.modules.setdefault("verl.checkpoint_engine.hccl_checkpoint_engine", None)
+
+
+def single_gloo_backend() -> None:
+    """It joins "cpu:gloo" with "{device}:{backend}", which on a CPU names the device "cpu" twice; torch refuses that.
+
+    Must run before ``verl.workers.engine_workers`` imports the function by name.
+
+    Replaces: verl.utils.distributed.initialize_global_process_group_ray (verl 0.9.1)
+    """
+    from verl.utils import distributed
+
+    original = distributed.initialize_global_process_group_ray
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def initialize_global_process_group_ray(timeout_second=None, backend=None):
+        return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    setattr(initialize_global_process_group_ray, _MARK, True)
+    distributed.initialize_global_process_group_ray = initialize_global_process_group_ray
+
+
+def value_head_without_flash_attention() -> None:
+    """It builds the critic with ``attn_implementation="flash_attention_2"`` hard-coded, which needs a GPU, and reports
+    the failure as a missing value head; the same model is loaded with PyTorch's own attention.
+
+    Replaces: verl.utils.model.load_valuehead_model (verl 0.9.1)
+    """
+    from verl.utils import model
+
+    if hasattr(model.load_valuehead_model, _MARK):
+        return
+
+    @functools.wraps(model.load_valuehead_model)
+    def load_valuehead_model(local_path, torch_dtype, model_config, trust_remote_code):
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            pretrained_model_name_or_path=local_path,
+            torch_dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    setattr(load_valuehead_model, _MARK, True)
+    model.load_valuehead_model = load_valuehead_model
+
+
+def reference_without_pinned_memory() -> None:
+    """The reference policy's weights are always kept off the device in pinned memory, which torch has only beside an
+    accelerator; here they lie in plain memory, where they are used.
+
+    Replaces: verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy (verl 0.9.1)
+    """
+    from verl.workers.engine.fsdp import transformer_impl
+
+    policy = transformer_impl.CPUOffloadPolicy
+    if hasattr(policy, _MARK):
+        return
+
+    def unpinned(pin_memory: bool = False):
+        return policy(pin_memory=False)
+
+    setattr(unpinned, _MARK, True)
+    transformer_impl.CPUOffloadPolicy = unpinned

@@ -1,0 +1,132 @@
+"""A client that sends all sessions of a group to one server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from verl_ext.rollout.engine_abort import abort_in_engine
+from verl_ext.rollout.round_errors import RoundError
+from verl_ext.rollout.sessions import PROGRESS
+
+
+@dataclass(eq=False)
+class _Lease:
+    """The server of a group."""
+
+    server_id: str
+    server: Any
+    requests: list[str] = field(default_factory=list)
+    """The engine's names of the requests sent to it."""
+    aborted: bool = False
+
+
+class SessionAborted(RuntimeError):
+    """A session went on after its group had been aborted."""
+
+
+_LEASE: ContextVar[_Lease | None] = ContextVar("verl_ext_server_lease", default=None)
+
+
+class GroupLLMClient(LLMServerClient):
+    """Sends all sessions of a group to the server that the load balancer gave for the group.
+
+    One exchange with the (single, shared) load balancer a group instead of two a rollout, and the sessions of a group
+    share their prompt in one server's prefix cache. Outside a group it is verl's own client.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._leases: dict[str, _Lease] = {}
+
+    @classmethod
+    def wrap(cls, client: LLMServerClient) -> LLMServerClient:
+        """The group client of `client`; a client of another class (async modes, a user's own) is left as it is."""
+        if type(client) is not LLMServerClient:
+            return client
+        group_client = cls(config=client.config, load_balancer_handle=client._load_balancer)
+        # Also what verl hangs on its client: the tokenizer, where traces are to hold text.
+        vars(group_client).update(vars(client))
+        return group_client
+
+    @asynccontextmanager
+    async def group(self, uid: str) -> AsyncIterator[None]:
+        """Tasks created inside go to one server; it is given back on leaving."""
+        lease = self._leases[uid] = _Lease(*await super()._acquire_server(uid))
+        token = _LEASE.set(lease)
+        try:
+            yield
+        finally:
+            _LEASE.reset(token)
+            del self._leases[uid]
+            super()._release_server(lease.server_id, request_id=uid)
+
+    async def abort(self, uids: Iterable[str]) -> bool:
+        """Have the engines end the requests of these groups, each with what it has generated.
+
+        A request that is on its way to its engine is not known there yet: ask again until the sessions have ended.
+
+        Returns:
+            Whether there is a way to do so: only vLLM is told, and only of requests with names of their own.
+        """
+        rollout = self.config.actor_rollout_ref.rollout
+        if rollout.name != "vllm" or rollout.get("full_determinism", False):
+            return False
+        by_server: dict[str, tuple[Any, list[str]]] = {}
+        for lease in filter(None, map(self._leases.get, uids)):
+            lease.aborted = True
+            by_server.setdefault(lease.server_id, (lease.server, []))[1].extend(lease.requests)
+        calls = [server.__ray_call__.remote(abort_in_engine, ids) for server, ids in by_server.values() if ids]
+        await asyncio.gather(*calls)
+        return True
+
+    async def generate(self, request_id: str, **kwargs: Any) -> Any:
+        """verl's own, but that a server which is gone ends the round.
+
+        The load balancer goes on sending to it, soonest of all since it is never busy, and it can get no new weights.
+
+        Raises:
+            RoundError: the server, or the engine in it, died.
+            SessionAborted: the group was aborted; a further turn of it is not begun.
+        """
+        lease, progress = _LEASE.get(), PROGRESS.get()
+        if lease is not None and lease.aborted:
+            raise SessionAborted(f"request {request_id}: its group was aborted")
+        try:
+            output = await super().generate(request_id, **kwargs)
+            if progress is not None:
+                progress.prompt_tokens = progress.prompt_tokens or len(kwargs["prompt_ids"])
+                progress.response_tokens += len(output.token_ids)
+            return output
+        except (ray.exceptions.ActorDiedError, ray.exceptions.RayTaskError) as error:
+            cause = getattr(error, "cause", error)
+            if isinstance(error, ray.exceptions.ActorDiedError) or type(cause).__name__ == "EngineDeadError":
+                said = str(cause).strip().partition("\n")[0]
+                raise RoundError(f"a rollout server died: {type(cause).__name__}: {said}") from error
+            raise
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        """Inside a group, the server that the group was given."""
+        lease = _LEASE.get()
+        if lease is None:
+            return await super()._acquire_server(request_id, **extra)
+        return lease.server_id, lease.server
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """Inside a group, nothing: its server is given back when all of the group has ended."""
+        if _LEASE.get() is None:
+            super()._release_server(server_id, request_id=request_id)
+
+    def _vllm_request_id(self, request_id: str) -> str:
+        """The engine's name of a request is kept with its group, so that it can be aborted."""
+        name = super()._vllm_request_id(request_id)
+        if (lease := _LEASE.get()) is not None:
+            lease.requests.append(name)
+        return name
