@@ -65,7 +65,7 @@ bench-pods: setup ## cost of an update with 16 of 64 rollouts trained on
 	$(PY) -m benchmarks.bench_pods
 
 MIX ?= balanced
-bench-training: setup ## recipes in real training, three seeds (about 90 minutes; MIX=balanced or sparse; goes on where it was cut off)
+bench-training: setup ## recipes in real training, three seeds, two epochs (about 3 hours; MIX=balanced or sparse; goes on where it was cut off)
 	$(PY) -m benchmarks.bench_training --mix $(MIX)
 
 bench-collection: setup ## rollouts per effective group beside dynamic sampling, simulated

@@ -12,7 +12,6 @@ limit is shown.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import platform
@@ -27,6 +26,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 from scipy.special import expit, ndtri, stdtrit  # noqa: E402
 
+from benchmarks.result_files import write_result  # noqa: E402
 from verl_ext.simulation import closed_form  # noqa: E402
 from verl_ext.simulation.population import solve_logits  # noqa: E402
 from verl_ext.simulation.run import Rules, Simulation, simulate  # noqa: E402
@@ -223,7 +223,7 @@ def main() -> int:
         "learning": learnt,
     }  # fmt: skip
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(_rounded(record), indent=1) + "\n")
+    write_result(args.out, _rounded(record))
     failed = [row["what"] for row in limits.rows if not row["holds"]]
     print(f"written to {args.out} after {seconds:.0f} s; {len(limits.rows) - len(failed)} of {len(limits.rows)} hold")
     return int(bool(failed))

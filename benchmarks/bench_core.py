@@ -6,7 +6,6 @@ the best of several runs; limits are those the project has set itself.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -18,6 +17,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
+from benchmarks.result_files import write_result  # noqa: E402
 from verl_ext.allocation import (  # noqa: E402
     Ledger,
     PromptPool,
@@ -143,17 +143,14 @@ def main() -> int:
         over = "" if limit is None or value <= limit else "  OVER"
         print(f"{name:{width}}  {value:10.4g}  {'' if limit is None else limit:>6} {unit}{over}")
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(
-        json.dumps(
-            {
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "machine": platform.machine(),
-                "results": [dict(zip(("name", "value", "unit", "limit"), row, strict=True)) for row in rows],
-            },
-            indent=1,
-        )
-        + "\n"
+    write_result(
+        RESULTS,
+        {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+            "results": [dict(zip(("name", "value", "unit", "limit"), row, strict=True)) for row in rows],
+        },
     )
     return int(any(limit is not None and value > limit for _, value, _, limit in rows))
 

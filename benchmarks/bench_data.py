@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.result_files import write_result
 from verl_ext.data.templates import ask
 
 RESULTS = Path(__file__).parent / "results" / "data.json"
@@ -110,18 +111,15 @@ def main() -> int:
     for name, value, unit, limit in rows:
         over = "" if limit is None or value <= limit else "  OVER"
         print(f"{name:54}  {value:8.3g}  {'' if limit is None else limit:>4} {unit}{over}")
-    RESULTS.write_text(
-        json.dumps(
-            {
-                "python": platform.python_version(),
-                "pyarrow": pa.__version__,
-                "machine": platform.machine(),
-                "counts": counts,
-                "results": [dict(zip(("name", "value", "unit", "limit"), row, strict=True)) for row in rows],
-            },
-            indent=1,
-        )
-        + "\n"
+    write_result(
+        RESULTS,
+        {
+            "python": platform.python_version(),
+            "pyarrow": pa.__version__,
+            "machine": platform.machine(),
+            "counts": counts,
+            "results": [dict(zip(("name", "value", "unit", "limit"), row, strict=True)) for row in rows],
+        },
     )
     return int(any(limit is not None and value > limit for _, value, _, limit in rows))
 

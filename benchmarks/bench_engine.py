@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+from benchmarks.result_files import write_result
+
 RESULTS = Path(__file__).parent / "results" / "fake_engine.json"
 PROMPTS, GROUP_SIZE, WORKERS = 17_000, 8, 2
 RUNS = {"8192 a step": (8192, 20), "256 a step": (256, 200)}
@@ -170,7 +172,7 @@ def main() -> int:
         record = measured(args.steps, args.most_s or MOST_S)
     record["failed"] = [fault for name, run in record["runs"].items() for fault in shown(name, run)]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(_rounded(record)) + "\n")
+    write_result(args.out, _rounded(record))
     verdict = "; ".join(record["failed"]) or f"nothing is left behind, no memory grows by more than {MOST_GROWTH:.0%}"
     print(f"written to {args.out} after {record['seconds']:.0f} s; {verdict}")
     return int(bool(record["failed"]))

@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.result_files import write_result
+
 GENERATED, TRAINED, PROMPTS = 64, 16, 32
 PHASES = ("gen", "old_log_prob", "adv", "update_actor", "step")
 VARIANTS = {
@@ -66,8 +68,8 @@ def main() -> None:
         a, b = every[name][-1], fewer[name][-1]
         print(f"{name:<22}{a:>8.0f}{b:>12.0f}{b / a:>8.2f}")
     path = Path(__file__).parent / "results" / "pods.json"
-    path.write_text(json.dumps({"generated": GENERATED, "trained": TRAINED, "prompts": PROMPTS, "ratios": ratios,
-                                "variants": results}, indent=1) + "\n")  # fmt: skip
+    write_result(path, {"generated": GENERATED, "trained": TRAINED, "prompts": PROMPTS, "ratios": ratios,
+                                "variants": results})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import os
 import platform
@@ -29,6 +28,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.bench_core import best  # noqa: E402
 from benchmarks.bench_selectors import GROUP_SIZE, begin, outcomes, settings, tell  # noqa: E402
+from benchmarks.result_files import write_result  # noqa: E402
 from verl_ext.allocation import (  # noqa: E402
     Ledger,
     PromptPool,
@@ -190,7 +190,7 @@ def main() -> int:
         "grows_faster": over, "time": timed, "bytes_a_prompt": memory,
     }  # fmt: skip
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_result(args.out, record)
     print(f"written to {args.out} after {seconds:.0f} s; grows faster than M^{SLOPE}: {', '.join(over) or 'nothing'}")
     return int(bool(over))
 

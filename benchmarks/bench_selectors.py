@@ -10,7 +10,6 @@ update, and as a step of 128 groups goes, through the same calls as in training 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -22,6 +21,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
+from benchmarks.result_files import write_result  # noqa: E402
 from verl_ext.allocation import PromptPool, make_selector  # noqa: E402
 
 SIZES = (1_000, 17_000, 100_000, 1_000_000)
@@ -127,7 +127,7 @@ def main() -> int:
         "results": results,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_result(args.out, record)
     print(f"written to {args.out}")
     return int(bool(over))
 

@@ -14,7 +14,6 @@ Idle is the share of slot-seconds between the begin and the end of a step's coll
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -24,6 +23,8 @@ from typing import Any
 
 import numpy as np
 import psutil
+
+from benchmarks.result_files import write_result
 
 RESULTS = Path(__file__).parent / "results" / "streaming.json"
 WORKERS, SLOTS, GROUPS, SIZE = 4, 64, 32, 8
@@ -175,7 +176,7 @@ def main() -> None:
         "simulation": SIMULATED, "simulated": virtual, "simulated_steps": simulated,
     }  # fmt: skip
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_result(args.out, record)
     print(f"written to {args.out} after {record['seconds']:.0f} s")
 
 

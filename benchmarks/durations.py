@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.result_files import write_result
+
 RESULTS = Path(__file__).parent / "results" / "durations.json"
 MOST_S = 25 * 60
 
@@ -34,7 +36,7 @@ def main() -> int:
         record[target] = {"seconds": round(seconds, 1), "exit_status": code, "load_before": round(load, 2)}
         failed += [target] * bool(code)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_result(args.out, record)
     print(f"\n{'benchmark':24}{'seconds':>9}  exit status")
     for target in args.targets:
         print(f"{target:24}{record[target]['seconds']:9.0f}  {record[target]['exit_status']}")

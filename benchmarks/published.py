@@ -26,6 +26,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.published_claims import judged, table  # noqa: E402
 from benchmarks.published_runs import BATCH, EXPERIMENTS, PROMPTS, SHARE, TARGET, interval  # noqa: E402
+from benchmarks.result_files import write_result  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "published.json"
 MARKS = "<!-- published: begin -->", "<!-- published: end -->"
@@ -46,7 +47,7 @@ def main() -> None:
     else:
         record = measured(args.only or list(EXPERIMENTS), args.seeds, args.workers)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(_plain(record), indent=1, ensure_ascii=False) + "\n")
+    write_result(args.out, _plain(record))
     for row in record["claims"]:
         numbers = "; ".join(f"{label}: {value}" if label else value for label, value in row["ours"])
         print(f"[{row['reached']:>7}] {row['claim']} ({row['published']})\n          {row['setting']}: {numbers}")
