@@ -4,8 +4,13 @@ from .allocators import Allocator, AllocatorSettings, sara_verdicts
 from .collect import Backend, Collected, Stop, collect
 from .compose import check_composition
 from .context import StepContext
-from .downsampling import DownSampler, max_variance_mask, max_variance_subset
-from .downsampling_others import max_reward_subset, percentile_subset
+from .downsamplers import (
+    DownSampler,
+    max_reward_subset,
+    max_variance_mask,
+    max_variance_subset,
+    percentile_subset,
+)
 from .groups import Fate, Group, Outcome, Request, RoundError, Verdict
 from .ledger import Ledger, LedgerError
 from .pool import PromptPool, prompt_key

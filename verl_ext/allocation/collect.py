@@ -16,7 +16,7 @@ import numpy as np
 
 from .allocators.base import Allocator
 from .context import StepContext
-from .downsampling import DownSampler
+from .downsamplers.base import DownSampler
 from .groups import Fate, Group, Outcome, Request, RoundError, Verdict
 from .ledger import Ledger
 from .pool import PromptPool

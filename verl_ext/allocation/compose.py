@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .allocators import Allocator, Sara
-from .downsampling import DownSampler
+from .downsamplers import DownSampler
 from .selectors import Cero, Dps, Greso, Mopps, Selector
 from .settings import SettingError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from verl_ext.allocation.downsampling import DownSampler
+from verl_ext.allocation.downsamplers import DownSampler
 from verl_ext.allocation.groups import Group, Outcome
 from verl_ext.allocation.registry import make_allocator
 

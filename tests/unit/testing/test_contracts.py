@@ -16,7 +16,7 @@ from verl_ext.allocation import (
     make_selector,
 )
 from verl_ext.allocation.allocators import Uniform
-from verl_ext.allocation.downsampling import KeepSettings
+from verl_ext.allocation.downsamplers import KeepSettings
 from verl_ext.allocation.registry import allocators, downsamplers, selectors
 from verl_ext.allocation.state import check_keys
 from verl_ext.testing import allocator_contract, downsampler_contract, selector_contract

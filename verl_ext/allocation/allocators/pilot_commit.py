@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..downsampling import max_variance_subset
+from ..downsamplers import max_variance_subset
 from ..groups import Fate, Group, Outcome, Request, Verdict
 from ..registry import register_allocator
 from ..settings import require

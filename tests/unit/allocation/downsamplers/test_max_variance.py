@@ -20,10 +20,11 @@ def score(values):
     return len(values) * sum(v * v for v in values) - sum(values) ** 2
 
 
-def smallest_split(values, keep):
-    """Values of the split with the fewest highest rewards among the best, in fractions."""
+def official_split(values, keep):
+    """Values that the official code keeps, in fractions: it starts from the top m, then tries h = 0 .. m - 1 highest,
+    and moves on a larger variance only."""
     ordered = sorted(values)
-    splits = [ordered[: keep - h] + ordered[len(ordered) - h :] for h in range(keep + 1)]
+    splits = [ordered[: keep - h] + ordered[len(ordered) - h :] for h in (keep, *range(keep))]
     return max(splits, key=score)  # the first of equal ones
 
 
@@ -38,7 +39,7 @@ def test_equals_brute_force_for_graded_rewards(texts, keep, offset):
         return
     found = [exact[i] for i in chosen]
     assert score(found) == max(score(subset) for subset in combinations(exact, keep))
-    assert sorted(found) == sorted(smallest_split(exact, keep))
+    assert sorted(found) == sorted(official_split(exact, keep))
     sampled = max_variance_subset(rewards, keep, np.random.default_rng(1))
     assert sorted(exact[i] for i in sampled) == sorted(found)
 
@@ -58,12 +59,15 @@ def test_any_floats(rewards, keep):
 def test_binary_rewards_keep_as_equal_a_share_as_there_is():
     for n in range(2, 13):
         for correct in range(n + 1):
-            for keep in range(1, n):
+            for keep in range(2, n):
                 rewards = np.zeros(n)
                 rewards[:correct] = 1
                 kept = int(rewards[max_variance_subset(rewards, keep)].sum())
                 low, high = max(0, keep - (n - correct)), min(keep, correct)
-                assert kept == min(max(keep // 2, low), high)  # of two optima for odd m, the fewer correct
+                if keep % 2 and correct == (keep + 1) // 2:
+                    assert kept == correct  # all that are right: the top m is one of the two optima
+                else:
+                    assert kept == min(max(keep // 2, low), high)  # of two optima for odd m, the fewer correct
 
 
 def test_float_residue_does_not_move_a_tie():
@@ -78,10 +82,23 @@ def test_float_residue_does_not_move_a_tie():
             for keep in range(3, n, 2):
                 for top in range(keep // 2 + 1, n - keep // 2):
                     chosen = max_variance_subset([high] * top + [low] * (n - top), keep)
-                    assert (chosen < top).sum() == keep // 2
+                    assert (chosen < top).sum() == keep // 2 + (top == keep // 2 + 1)
     thirds = np.array([1 / 3, 1 / 3, 2 / 3, 1.0, 1.0, 1 / 3])  # no decimal lattice
     kept = thirds[max_variance_subset(thirds, 3)]
     assert (kept == 1.0).sum() == 1 and (kept == 1 / 3).sum() == 2
+
+
+def test_large_offsets_and_scores():
+    """What matters is the spread within the group, not the size of the scores."""
+    pattern = np.array([0.0, 1, 4, 4, 8, 3, 0, 7])
+    expected = [max_variance_subset(pattern, keep).tolist() for keep in range(2, 8)]
+    for offset, step in ((1e9, 2.0**-23), (-1e9, 2.0**-23), (0.0, 1e300), (0.0, 2e307), (0.0, 4e307), (0, 1e-300)):
+        rewards = offset + (pattern - 4) * step
+        assert len(set(rewards)) == 6 and np.isfinite(rewards).all()
+        assert [max_variance_subset(rewards, keep).tolist() for keep in range(2, 8)] == expected
+    assert max_variance_subset([1e308, -1e308, 0.0, 1e308, -1e308], 2).tolist() == [0, 1]
+    mixed = max_variance_mask([[1e308, -1e308, 0, 0], [0, 1e-9, 0, 1], [1e9, 1e9 + 1e-6, 1e9, 1e9]], 2)
+    assert mixed.tolist() == [[True, True, False, False], [True, False, False, True], [True, True, False, False]]
 
 
 def test_equal_rewards_first_in_order_or_at_random():

@@ -1,77 +1,24 @@
-"""Which rollouts of a committed group reach the update.
+"""The rollouts of a group whose scores vary most (PODS).
 
-PODS, "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning", arXiv 2504.13818.
+"Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning", arXiv 2504.13818.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from .groups import Group
-from .registry import register_downsampler
-from .settings import require
-
-
-@dataclass(frozen=True)
-class DownSamplerSettings:
-    """A down-sampler without settings."""
-
-
-@dataclass(frozen=True)
-class KeepSettings:
-    """Settings of the down-samplers that keep a fixed number."""
-
-    keep: int
-    """Rollouts of a group that reach the update (m); a group with no more than that is kept whole."""
-    normalise_over: Literal["selected", "group"] = "selected"
-    """Whose mean and standard deviation the advantage uses: ``selected``, of the rollouts kept (as PODS; a group's
-    advantages sum to zero); ``group``, of all scored rollouts of the group."""
-
-    def __post_init__(self) -> None:
-        require(self.keep >= 2, "downsampler.keep", self.keep, "an integer of 2 or more")
-
-
-class DownSampler:
-    """Chooses among the scored rollouts of one group. Subclass, set ``Settings``, register a name."""
-
-    Settings: type = DownSamplerSettings
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-
-    @property
-    def keep(self) -> int | None:
-        """Most rollouts kept of a group; None: all."""
-        return getattr(self.settings, "keep", None)
-
-    def select(self, group: Group, rng: np.random.Generator | None = None) -> list[int]:
-        """Sessions kept, in order, of ``group.trainable``."""
-        raise NotImplementedError
-
-
-@register_downsampler("none")
-class KeepAll(DownSampler):
-    """Every scored rollout."""
-
-    def select(self, group: Group, rng: np.random.Generator | None = None) -> list[int]:
-        return [outcome.session for outcome in group.trainable]
+from ..registry import register_downsampler
+from .base import KeepFew
 
 
 @register_downsampler("max_variance")
-class MaxVariance(DownSampler):
+class MaxVariance(KeepFew):
     """The ``keep`` rollouts with the largest variance of scores (PODS); see :func:`max_variance_mask`."""
 
-    Settings = KeepSettings
-
-    def select(self, group: Group, rng: np.random.Generator | None = None) -> list[int]:
-        scored = group.trainable
-        if len(scored) <= self.settings.keep:
-            return [outcome.session for outcome in scored]
-        kept = max_variance_subset([outcome.score for outcome in scored], self.settings.keep, rng)
-        return [scored[i].session for i in kept]
+    def subset(self, rewards: list[float], keep: int, rng: np.random.Generator | None) -> np.ndarray:
+        return max_variance_subset(rewards, keep, rng)
 
 
 def max_variance_subset(rewards: Any, keep: int, rng: np.random.Generator | None = None) -> np.ndarray:
@@ -90,9 +37,10 @@ def max_variance_mask(rewards: Any, keep: int, rng: np.random.Generator | None =
     """For each group the subset of ``keep`` rewards with the largest variance.
 
     Such a subset consists of the h highest and the m - h lowest rewards for some h (PODS), so the score m S2 - S1^2
-    (m^2 times the variance) of every h is read off prefix sums. When several h tie, the smallest wins. Rewards that
-    are multiples of 10^-6 or coarser are compared in exact integers; others in float64, centred and scaled by group,
-    where variances within 1e-12 of the spread squared count as ties.
+    (m^2 times the variance) of every h is read off prefix sums. Of several best h the official code takes m if it is
+    among them, else the smallest: of 0 and 1 with c right and m odd, all right ones if c = (m + 1) / 2, else at most
+    (m - 1) / 2. Rewards are centred and scaled by group first. Those closer than 1e-12 of the group's spread, or than
+    their own rounding where that is less than 1e-6 of it, are equal, and so are scores that differ by less.
 
     Args:
         rewards: shape (groups, rollouts), finite.
@@ -116,41 +64,35 @@ def max_variance_mask(rewards: Any, keep: int, rng: np.random.Generator | None =
     size = rewards.shape[1]
     if size <= keep or rewards.size == 0:
         return np.ones(rewards.shape, bool)
-    values, exact = _comparable(rewards, keep)
+    values, tolerance = _comparable(rewards)
     ordered = np.sort(values, axis=1)
-    high = _best_split(ordered, keep, exact)
+    high = _best_split(ordered, keep, tolerance)
     return _mark(values, ordered, high, keep, rng)
 
 
-def _comparable(rewards: np.ndarray, keep: int) -> tuple[np.ndarray, bool]:
-    """Rewards as integers above each group's lowest, else as floats centred and scaled by group."""
-    shifted = rewards - rewards.min(axis=1, keepdims=True)
-    spread = float(shifted.max())
-    # m^2 V^2 must stay within int64; relative to large offsets the rewards' own rounding is what limits a lattice
-    rounding = 4 * np.finfo(np.float64).eps * max(float(np.abs(rewards).max()), 1.0)
-    for scale in (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000):
-        if keep * spread * scale >= 2**31 or rounding * scale > 1e-6:
-            break
-        scaled = shifted * scale if scale > 1 else shifted
-        whole = np.rint(scaled)
-        if np.abs(scaled - whole).max() <= max(1e-9, rounding * scale):
-            return whole.astype(np.int64), True
-    middle = shifted - shifted.mean(axis=1, keepdims=True)
-    widest = np.abs(middle).max(axis=1, keepdims=True)
-    return middle / np.where(widest > 0, widest, 1.0), False
+def _comparable(rewards: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each group's rewards on [0, 1], equal ones exactly so, and the difference that counts as none, (groups, 1)."""
+    largest = np.abs(rewards).max(axis=1, keepdims=True)
+    _, exponent = np.frexp(largest)
+    scaled = np.ldexp(rewards, -exponent)  # exact: no reward is too large, and no sum of two
+    shifted = scaled - scaled.min(axis=1, keepdims=True)
+    spread = shifted.max(axis=1, keepdims=True)
+    rounding = 4 * np.finfo(np.float64).eps / np.where(spread > 0, spread, np.inf)
+    tolerance = np.where(rounding < 1e-6, np.maximum(rounding, 1e-12), 1e-12)
+    unit = shifted / np.where(spread > 0, spread, 1.0)
+    return np.rint(unit / tolerance) * tolerance, tolerance
 
 
-def _best_split(ordered: np.ndarray, keep: int, exact: bool) -> np.ndarray:
-    """For each group the smallest h that maximises m S2 - S1^2 over {h highest, m - h lowest}."""
+def _best_split(ordered: np.ndarray, keep: int, tolerance: np.ndarray) -> np.ndarray:
+    """For each group the h that maximises m S2 - S1^2 over {h highest, m - h lowest}; of several m, else the least."""
     low, top = ordered[:, :keep], ordered[:, : -keep - 1 : -1]
-    zero = np.zeros((len(ordered), 1), ordered.dtype)
+    zero = np.zeros((len(ordered), 1))
     lows = [np.concatenate([zero, np.cumsum(part, axis=1)], axis=1)[:, ::-1] for part in (low, low * low)]
     tops = [np.concatenate([zero, np.cumsum(part, axis=1)], axis=1) for part in (top, top * top)]
     total = lows[0] + tops[0]
     score = keep * (lows[1] + tops[1]) - total * total
-    if exact:
-        return score.argmax(axis=1)
-    return (score >= score.max(axis=1, keepdims=True) - 1e-12 * keep * keep).argmax(axis=1)
+    best = score >= score.max(axis=1, keepdims=True) - tolerance * keep * keep
+    return np.where(best[:, -1], keep, best.argmax(axis=1))
 
 
 def _mark(
