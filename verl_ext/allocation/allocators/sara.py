@@ -1,13 +1,16 @@
 """SARA: probe a few rollouts, commit to mixed groups, abandon those unlikely to become mixed.
 
 "Early Verdicts, Better Budgets: Sequential Adaptive Rollout Allocation for Compute-Efficient RLVR", arXiv 2607.26253.
+Its verdicts are in :mod:`.sara_rule`; here is where the rollouts go: probes in waves, top-ups, audits.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ..groups import Fate, Group, Outcome, Request, Verdict
 from ..registry import register_allocator
@@ -15,22 +18,107 @@ from ..settings import require
 from ..state import check_keys
 from ..waiting import WaitingGroups
 from .audit import Audit
-from .base import Allocator
-from .sara_judges import make_judge
-from .sara_rule import ABANDON, COMMIT
-from .sara_settings import SaraSettings
+from .base import Allocator, AllocatorSettings
+from .sara_rule import ABANDON, COMMIT, make_judge
 from .window import CommitRate, adaptive_wave
 
-__all__ = ["Sara", "SaraSettings"]
+
+@dataclass(frozen=True)
+class SaraSettings(AllocatorSettings):
+    """Settings of SARA.
+
+    The guarantee that an abandoned group would have been effective with probability below tau is conditional on the
+    prior being right; on a U-shaped population the uniform prior over-predicts that probability three- to sixfold.
+    ``top_up`` costs fewer rollouts per effective group than uniform sampling only if P(effective | abandoned) is at
+    most e (k - n*) / k, e being the effective share; it reverses above e of about 0.65. ``stop`` always costs fewer.
+    """
+
+    probe: int | Literal["auto"] | None = "auto"
+    """n*, the length of a pure prefix at which a group is abandoned; the primary knob. auto: 4, or ``group_size`` where
+    it is smaller, or what ``tau_low`` says where that is given (then null means the same)."""
+    tau_low: float | None = None
+    """Abandon where the probability of becoming mixed is below this, strictly. It does not carry over to another
+    ``group_size``: at 64, 0.45 means a probe of 35. Given together with a number for ``probe`` only if they agree."""
+    chunk: int | None = None
+    """Rollouts a round while probing; null: the whole probe. With ``top_up`` smaller chunks only add rounds."""
+    window: int | Literal["adaptive"] = "adaptive"
+    """Prompts of a wave. ``adaptive``: what is missing over the running commit rate; or a fixed number."""
+    margin: float = 0.0
+    """Share of prompts an adaptive wave has beyond that (or, negative, short of it)."""
+    commit: Literal["top_up", "stop"] = "top_up"
+    """``top_up``: committed groups get all ``group_size`` rollouts; ``stop``: they keep what the probe gave, which
+    makes groups of unequal size and pays only where update noise does not matter."""
+    max_staleness: int = 0
+    """Versions of the weights that a committed group beyond the batch may wait for a later step, before its top-up; it
+    enters that step's batch first. 0: it is surplus. With 1, ``margin: 0.1`` costs almost nothing and saves rounds."""
+    reserve: float = 2.0
+    """With ``top_up``: standard deviations above the expected number of top-ups that a wave leaves budget for, so that
+    a step's budget is spent in few waves; what more commit than that are surplus. Large: a whole group for each."""
+    audit_fraction: float = 0.0
+    """Share of abandoned groups completed all the same, never trained on: a live estimate of P(effective | abandoned)
+    beside what is predicted. They ride in rounds made anyway and within the budget, else they are not completed."""
+    alpha: float = 1.0
+    """Prior pseudo-count of successes."""
+    beta: float = 1.0
+    """Prior pseudo-count of failures."""
+    carry_prior: bool = False
+    """False: every prompt starts from the prior in every step; True: from its own discounted posterior."""
+    discount: float = 0.7
+    """With ``carry_prior``: weight of a prompt's earlier outcomes at each further visit. At most 0.8, since with an
+    undiscounted prior a prompt is in the end never sampled again."""
+    effective: Literal["outcome", "spread"] = "outcome"
+    """What a group with signal is: ``outcome``, with right and wrong outcomes; ``spread``, with scores spread over more
+    than ``tolerance``, for graded rewards. Not with scores shaped by length, whose spread says nothing."""
+    tolerance: float = 0.0
+    """With ``spread``: a difference between highest and lowest score that still counts as none."""
+    score_low: float = 0.0
+    """With ``spread``: the lowest score."""
+    score_high: float = 1.0
+    """With ``spread``: the highest score."""
+    levels: int = 5
+    """With ``spread``: equally spaced levels of the prior from lowest to highest score, scores taken to the nearest."""
+    concentration: float = 2.0
+    """With ``spread``: pseudo-count of the Dirichlet prior over all levels; 2 with two levels is the uniform prior."""
+    growth: float = 1.3
+    """Factor of an adaptive wave's size, for each wave after the second."""
+    cap: float = 8.0
+    """Most prompts of an adaptive wave, in units of ``stop.groups``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.resolve("probe", min(4, self.group_size) if self.tau_low is None else None)
+        for name in ("alpha", "beta", "concentration"):
+            value = getattr(self, name)
+            require(0 < value < float("inf"), f"allocator.{name}", value, "a finite number above 0")
+        require(not self.carry_prior or self.effective == "outcome", "allocator.carry_prior", self.carry_prior,
+                "false with effective=spread: the carried prior is over right and wrong outcomes")  # fmt: skip
+        require(0 < self.discount <= 0.8, "allocator.discount", self.discount, "a number in (0, 0.8]")
+        require(0 <= self.tolerance < float("inf"), "allocator.tolerance", self.tolerance, "a number of 0 or more")
+        require(self.levels >= 2, "allocator.levels", self.levels, "an integer of 2 or more")
+        require(self.score_low < self.score_high, "allocator.score_high", self.score_high,
+                f"a number above score_low={self.score_low}")  # fmt: skip
+        require(self.effective == "outcome" or self.tolerance < self.score_high - self.score_low, "allocator.tolerance",
+                self.tolerance, f"less than score_high - score_low={self.score_high - self.score_low}")  # fmt: skip
+        make_judge(self)  # checks probe and tau_low
+        require(self.chunk is None or self.chunk >= 1, "allocator.chunk", self.chunk, "null or an integer of 1 or more")
+        window = self.window
+        require(window == "adaptive" or window >= 1, "allocator.window", window, "adaptive, or an integer of 1 or more")
+        require(-1 < self.margin <= 10, "allocator.margin", self.margin, "a number in (-1, 10]")
+        require(self.max_staleness >= 0, "allocator.max_staleness", self.max_staleness, "an integer of 0 or more")
+        require(0 <= self.reserve < float("inf"), "allocator.reserve", self.reserve, "a number of 0 or more")
+        require(0 <= self.audit_fraction <= 1, "allocator.audit_fraction", self.audit_fraction, "a number in [0, 1]")
+        require(1 <= self.growth <= 10, "allocator.growth", self.growth, "a number in [1, 10]")
+        require(0 < self.cap <= 1000, "allocator.cap", self.cap, "a number in (0, 1000]")
 
 
 @register_allocator("sara")
 class Sara(Allocator):
     """Sequential adaptive allocation, one decision a group and round.
 
-    A step never ends with a half-filled group: a fresh prompt is admitted only if the budget covers its worst case
-    beside everything promised to those already running, and only if rounds for its probe and its top-up remain.
-    Committed groups beyond the batch get no top-up: they are dropped, or wait with ``max_staleness`` above 0.
+    No half-filled group is trained on. A wave of fresh prompts is admitted as far as the budget covers their probes and
+    the top-ups that they and the undecided ones are likely to need (``reserve``), and only if rounds for both remain.
+    Committed groups beyond the batch, or beyond the budget, get no top-up: they are dropped, or wait with
+    ``max_staleness`` above 0.
 
     Streaming, a group is topped up or probed on as soon as its own rollouts are scored, as many prompts are kept in
     flight as the commit rate says are missing (``window``: so many), and the undecided ones are aborted when enough
@@ -78,37 +166,40 @@ class Sara(Allocator):
     def ask(self, ctx) -> list[Request]:
         self._resolve(ctx)
         undecided = [group for wave in self._open for group in wave if group.verdict is Verdict.CONTINUE]
-        running = [group for group in undecided if group.pending]  # streaming only
-        promised = sum(max(0, self._worst - group.requested) for group in running)
-        committed, requests = self._commit(ctx, ctx.budget_left - promised)
+        committed, requests = self._commit(ctx)
         self._need = need = ctx.target_groups - len(committed)
-        left = ctx.budget_left - promised - sum(request.n for request in requests)
+        left = ctx.budget_left - sum(request.n for request in requests)
         if need <= 0:  # whatever is undecided is surplus
             return requests + self._audits(left, ctx) if requests else []
+        promised = 0  # what is left of the probes of undecided groups
         for group in undecided:
-            if group.pending:
-                continue
-            rounds = ctx.rounds_of(group) - self._top_up  # in which a probe may still run
-            n = self._chunk(self._judge.more(group), rounds)
-            if rounds < 1 or n > left:  # only rollouts without a score can make a probe longer than was planned
-                group.verdict = Verdict.ABANDON
-                continue
-            requests.append(ctx.request(group, n))
-            left -= max(n, self._worst - group.requested)
+            n = 0
+            if not group.pending:
+                rounds = ctx.rounds_of(group) - self._top_up  # in which a probe may still run
+                n = self._chunk(self._judge.more(group), rounds)
+                if rounds < 1 or n > left:
+                    group.verdict = Verdict.ABANDON
+                    continue
+                requests.append(ctx.request(group, n))
+                left -= n
+            promised += max(0, self._judge.longest - group.requested - n)
+        undecided = [group for group in undecided if group.verdict is Verdict.CONTINUE]
+        left -= promised
         if requests:
-            audits = self._audits(left, ctx)
+            audits = self._audits(left - self._reserve(len(undecided), 0, ctx), ctx)
             requests += audits
             left -= sum(request.n for request in audits)
         rounds = ctx.rounds_left - self._top_up
         if rounds < 1:
             return requests
-        undecided = [group for group in undecided if group.verdict is Verdict.CONTINUE]
-        wave = ctx.admit(min(self._size(need, len(undecided), ctx), max(0, left) // self._worst))
+        size = self._size(need, len(undecided), ctx)
+        affordable = bisect_right(range(1, size + 1), left, key=lambda n: self._reserve(len(undecided), n, ctx))
+        wave = ctx.admit(affordable)
         if wave:
             self._judge.start(wave)
             probes = [ctx.request(group, self._chunk(self._judge.more(group), rounds)) for group in wave]
             if not requests:
-                requests = self._audits(left - self._worst * len(wave), ctx)
+                requests = self._audits(left - self._reserve(len(undecided), len(wave), ctx), ctx)
             requests += probes
             self._waves += 1
             self._open.append(wave)
@@ -206,10 +297,8 @@ class Sara(Allocator):
         self._audit.load_state_dict(state["audit"])
         self._judge.load_state_dict(state["judge"])
 
-    def _commit(self, ctx, left: int) -> tuple[list[Group], list[Request]]:
-        """Committed groups that are for the batch, and the top-ups they still need; drops what is beyond the batch.
-
-        Of ``left`` a part is reserved for fresh groups, but none for those that waited."""
+    def _commit(self, ctx) -> tuple[list[Group], list[Request]]:
+        """Committed groups that are for the batch, and the top-ups they still need; drops what is beyond the batch."""
         committed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT and group.fate is None]
         if not self._top_up:
             return committed, []
@@ -220,6 +309,7 @@ class Sara(Allocator):
             for group in rest[room:]:
                 group.fate = Fate.SURPLUS
         requests: list[Request] = []
+        left = ctx.budget_left
         for group in rest[:room]:
             n = self.group_size - group.requested
             if n <= left:
@@ -227,6 +317,17 @@ class Sara(Allocator):
                 requests.append(ctx.request(group, n))
                 left -= n
         return full, requests
+
+    def _reserve(self, undecided: int, fresh: int, ctx) -> int:
+        """Rollouts to leave for ``fresh`` probes and for the top-ups of N = undecided + fresh groups.
+
+        N r + z sqrt(N r (1 - r)) of them commit but for one time in forty (r the commit rate, z = ``reserve``), and no
+        more than are missing are topped up: fresh n* + (k - n*) min(N, missing, N r + z sqrt(N r (1 - r))).
+        """
+        groups, longest = undecided + fresh, self._judge.longest
+        rate = self._rate.pooled if ctx.streaming else self._rate.now
+        likely = groups * rate + self.settings.reserve * math.sqrt(groups * rate * (1 - rate))
+        return fresh * longest + math.ceil((self._worst - longest) * min(groups, self._need, likely))
 
     def _audits(self, left: int, ctx) -> list[Request]:
         """The rest of the groups drawn for audit, as far as ``left`` goes; those beyond it stay abandoned."""

@@ -65,8 +65,8 @@ def test_lost_rollouts_shorten_the_group_that_can_be_reached():
     [
         ({"probe": 1}, r"allocation.allocator.probe=1; accepted: an integer in \[2, group_size=8\]"),
         ({"probe": 9}, "allocation.allocator.probe=9"),
-        ({"probe": None}, "allocation.allocator.probe=None"),
-        ({"tau_low": 0.3}, "means a probe of 6"),
+        ({"probe": "half"}, "allocation.allocator.probe=.half."),
+        ({"probe": 4, "tau_low": 0.3}, "means a probe of 6"),
         ({"probe": None, "tau_low": 1.0}, "allocation.allocator.tau_low=1.0"),
         ({"probe": None, "tau_low": 0.78}, r"a number in \(0, 0.777778\]"),
         ({"probe": None, "tau_low": 0.45, "alpha": 0.12, "beta": 0.12}, r"a number in \(0, 0.246"),
@@ -125,7 +125,8 @@ def test_surplus_is_dropped_before_its_top_up():
 @pytest.mark.parametrize("rollouts", [8, 9, 21, 64, 100])
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_the_reserve_keeps_groups_whole(commit, rollouts, chunk):
-    run = Run(np.full(400, 0.5), groups=50, rollouts=rollouts, settings={"commit": commit, "chunk": chunk})
+    given = {"commit": commit, "chunk": chunk, "reserve": 1e6}
+    run = Run(np.full(400, 0.5), groups=50, rollouts=rollouts, settings=given)
     collected = run.step(0)
     assert collected.rollouts <= rollouts
     sizes = {8} if commit == "top_up" else {3, 4}
@@ -133,6 +134,27 @@ def test_the_reserve_keeps_groups_whole(commit, rollouts, chunk):
     assert not [g for g in collected.started if g.fate is Fate.SURPLUS]
     unused = rollouts - collected.rollouts
     assert unused < max(sizes) or collected.rounds == 8
+
+
+@pytest.mark.parametrize("size, share", [(8, 0.2), (8, 0.6), (16, 0.35)])
+def test_the_budget_of_uniform_sampling_is_spent_in_few_rounds(size, share):
+    """A wave reserves the top-ups that are likely, not all that are possible: half the rounds, at the same cost."""
+    rates, found = u_shaped(share, 6000, group_size=size), {}
+    for reserve in (2.0, 1e6):
+        given = {"group_size": size, "reserve": reserve}
+        run = Run(rates, groups=64, rollouts=64 * size, max_rounds=12, settings=given)
+        run.step(0)
+        steps = [run.step(number) for number in range(1, 9)]
+        effective = sum(len(step.groups) for step in steps)
+        assert sum(step.rollouts for step in steps) > 0.97 * 8 * 64 * size
+        assert all(group.requested == size for step in steps for group in step.groups)
+        committed = [g for step in steps if step.short_by for g in step.started if g.verdict is Verdict.COMMIT]
+        without = sum(group.requested < size for group in committed)  # for which no budget was left
+        found[reserve] = np.mean([step.rounds for step in steps]), sum(s.rollouts for s in steps) / effective, without
+    (rounds, cost, without), (rounds_worst, cost_worst, _) = found[2.0], found[1e6]
+    assert rounds <= 4.7 and rounds <= 0.8 * rounds_worst
+    assert cost == pytest.approx(cost_worst, rel=0.03)
+    assert without <= 0.02 * effective
 
 
 @pytest.mark.parametrize("max_rounds", [2, 3, 4, 5])

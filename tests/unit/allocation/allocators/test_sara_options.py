@@ -349,7 +349,7 @@ def test_settings_are_checked_by_name():
         ({"discount": 0.81}, "discount=0.81; accepted: a number in (0, 0.8]"),
         ({"carry_prior": True, "effective": "spread"}, "carry_prior=True"), ({"effective": "all"}, "outcome | spread"),
         ({"effective": "spread", "tolerance": 1.0}, "tolerance=1.0"), ({"score_high": 0.0}, "score_high=0.0"),
-        ({"effective": "spread", "tau_low": 0.4}, "one of probe and tau_low"), ({"levels": 1}, "levels=1"),
+        ({"effective": "spread", "probe": 4, "tau_low": 0.4}, "one of probe and tau_low"), ({"levels": 1}, "levels=1"),
         ({"effective": "spread", "tau_low": 0.97, "probe": None}, "tau_low=0.97; accepted: a number in (0, "),
         ({"concentration": 0.0}, "concentration=0.0"),
     ]:  # fmt: skip
