@@ -33,8 +33,8 @@ def test_unknown_rules_list_the_known_ones(make, name, named):
     (make_allocator, "sara", {"window": 2.5}, "allocation.allocator.window=2.5; accepted: an integer or adaptive"),
     (make_allocator, "sara", {"tau_low": "x"}, "allocation.allocator.tau_low='x'; accepted: a number or null"),
     (make_selector, "shuffled", {"seed": 1}, "allocation.selector.seed=1; accepted: this rule has the settings none"),
-    (make_downsampler, "max_variance", {}, "allocation.downsampler.keep=None; accepted: an integer; it has no default"),
-    (make_downsampler, "max_variance", {"keep": 1}, "allocation.downsampler.keep=1; accepted: an integer of 2 or more"),
+    (make_downsampler, "max_variance", {"keep": 1},
+     "allocation.downsampler.keep=1; accepted: auto, or an integer of 2 or more"),
 ])  # fmt: skip
 def test_settings_are_checked_by_name(make, name, settings, named):
     with pytest.raises(SettingError) as error:
@@ -53,6 +53,8 @@ def test_integers_count_as_numbers():
     assert build(Plain, "x", {"flag": True}) == Plain(True)
     with pytest.raises(SettingError, match="allocation.x.flag=1; accepted: true or false"):
         build(Plain, "x", {"flag": 1})
+    with pytest.raises(SettingError, match="allocation.x.flag=None; accepted: true or false; it has no default"):
+        build(Plain, "x", {})
 
 
 def test_a_name_is_taken_once():
