@@ -1,9 +1,40 @@
-"""Counts the wrong inputs that the tests give: `pytest tests/unit -m bad_input --bad-inputs-json FILE`."""
+"""Time limits, tests that need a program of their own, and the count of wrong inputs that the tests give."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import shutil
 from pathlib import Path
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+NEEDED = {
+    "browser": lambda: any(map(shutil.which, BROWSERS)),
+    "reasoning_gym": lambda: importlib.util.find_spec("reasoning_gym") is not None,
+    "skypilot": lambda: importlib.util.find_spec("sky") is not None,
+}
+"""By marker, whether what its tests need is installed."""
+REQUIRED = os.environ.get("VERL_EXT_TESTS_REQUIRE", "").split(",")
+"""Markers whose tests fail instead of being skipped where what they need is missing."""
+SLOW = ("real_stack", "cluster", "faults", "long", "ray")
+SLOW_S = 1800
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that start a stack have a longer time limit than the default one of pyproject.toml."""
+    for item in items:
+        if any(map(item.get_closest_marker, SLOW)) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+def pytest_runtest_setup(item):
+    """Skip a test whose program is missing, or fail it where that program is required."""
+    for marker, there in NEEDED.items():
+        if item.get_closest_marker(marker) and not there():
+            (pytest.fail if marker in REQUIRED else pytest.skip)(f"{marker} is not installed")
 
 
 def pytest_addoption(parser):
@@ -11,7 +42,7 @@ def pytest_addoption(parser):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Write how many were tried, and how many were refused by the error that names them."""
+    """Write how many wrong inputs were tried (`-m bad_input`), and how many were refused by name."""
     path = config.getoption("--bad-inputs-json")
     if not path:
         return

@@ -199,8 +199,10 @@ def test_gsm8k(tmp_path, capsys):
         gsm8k.main(["--test", str(test), "--output", str(tmp_path)])
 
 
+@pytest.mark.reasoning_gym
 def test_countdown_is_scored_by_its_own_scorer_and_splits_share_no_puzzle(tmp_path, capsys):
-    reasoning_gym = pytest.importorskip("reasoning_gym")
+    import reasoning_gym
+
     sizes = ["--train-size", "60", "--val-size", "20", "--output", str(tmp_path)]
     countdown.main(sizes)
     train, val = rows_of(tmp_path / "countdown_train.parquet"), rows_of(tmp_path / "countdown_val.parquet")

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import BROWSERS
 from verl_ext.compare import build
 from verl_ext.reports.compared_runs import find
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser, google-chrome or chrome found")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+pytestmark = pytest.mark.browser
 
 
 class Browser:

@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.stats import binomtest
 
 from ..groups import Group
 from ..state import check_keys
-
-
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for a share: the p with |s/n - p| <= z sqrt(p (1 - p) / n).
-
-    (p' + z^2/2n +- z sqrt(p' (1 - p') / n + z^2 / 4 n^2)) / (1 + z^2/n), p' = s/n; (0, 1) without trials.
-
-    Raises:
-        ValueError: not 0 <= successes <= trials, or a confidence outside (0, 1).
-    """
-    if not 0 <= successes <= trials or not 0 < confidence < 1:
-        raise ValueError(
-            f"successes={successes}, trials={trials}, confidence={confidence}; "
-            "accepted: 0 <= successes <= trials, confidence in (0, 1)"
-        )
-    if trials == 0:
-        return 0.0, 1.0
-    z2 = float(ndtri((1 + confidence) / 2)) ** 2 / trials
-    share = successes / trials
-    middle = share + z2 / 2
-    half = math.sqrt(z2 * (share * (1 - share) + z2 / 4))
-    low, high = (middle - half) / (1 + z2), (middle + half) / (1 + z2)
-    return (0.0 if successes == 0 else low), (1.0 if successes == trials else high)
 
 
 class Audit:
@@ -88,15 +64,17 @@ class Audit:
         return self._effective / self._groups if self._groups else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Over the run: groups audited, P(effective | abandoned) with its 95 % interval, and what was predicted."""
+        """Over the run: groups audited, P(effective | abandoned) with Wilson's 95 % interval, and the prediction."""
         if not self.fraction:
             return {}
-        low, high = wilson_interval(self._effective, self._groups)
+        low, high = 0.0, 1.0
+        if self._groups:
+            low, high = binomtest(self._effective, self._groups).proportion_ci(0.95, method="wilson")
         return {
             "audit_groups": float(self._groups),
             "p_eff_audited": self.estimate,
-            "p_eff_audited_low": low,
-            "p_eff_audited_high": high,
+            "p_eff_audited_low": float(low),
+            "p_eff_audited_high": float(high),
             "p_eff_audited_predicted": self._predicted / self._groups if self._groups else 0.0,
         }
 
