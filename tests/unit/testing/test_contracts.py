@@ -26,6 +26,7 @@ ALLOCATORS = [
     ("uniform", {}),
     ("dynamic_sampling", {"gen_multiple": "auto", "max_staleness": 1}),
     ("dynamic_sampling", {"refill": "one_for_one"}),
+    ("dynamic_sampling", {"gen_multiple": "greso"}),
     ("sara", {}),
     ("sara", {"commit": "stop", "max_staleness": 2, "audit_fraction": 0.5}),
     ("sara", {"carry_prior": True, "chunk": 1}),

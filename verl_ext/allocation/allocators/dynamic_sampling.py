@@ -24,9 +24,10 @@ class DynamicSamplingSettings(AllocatorSettings):
     refill: Literal["waves", "one_for_one"] = "waves"
     """``waves``: every round as many prompts as ``gen_multiple`` says; ``one_for_one``: as many as groups are missing,
     which wastes nothing and takes about log(B) rounds, more than the default ``max_rounds``."""
-    gen_multiple: int | float | Literal["auto"] = 3
+    gen_multiple: int | float | Literal["auto", "greso"] = 3
     """Prompts of a wave in units of the batch (3 as published); ``auto``: sized by what is missing and the running
-    share of effective groups, as SARA's waves. Not used by ``one_for_one``."""
+    share of effective groups, as SARA's waves; ``greso``: by what is missing and the last wave's share, see
+    :func:`greso_wave`. Not used by ``one_for_one``."""
     max_staleness: int = 0
     """Versions of the weights that an effective group beyond the batch may wait for a later step, whose batch it enters
     first. 0: it is surplus."""
@@ -34,7 +35,8 @@ class DynamicSamplingSettings(AllocatorSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         multiple = self.gen_multiple
-        require(multiple == "auto" or multiple > 0, "allocator.gen_multiple", multiple, "a number above 0, or auto")
+        require(isinstance(multiple, str) or multiple > 0, "allocator.gen_multiple", multiple,
+                "a number above 0, auto, or greso")  # fmt: skip
         require(self.max_staleness >= 0, "allocator.max_staleness", self.max_staleness, "an integer of 0 or more")
 
 
@@ -122,7 +124,7 @@ class DynamicSampling(Allocator):
             return 0
         if self.settings.refill == "one_for_one":
             return 0  # never more than is missing
-        wave = 8 if self.settings.gen_multiple == "auto" else self.settings.gen_multiple
+        wave = {"auto": 8, "greso": 1.5}.get(self.settings.gen_multiple, self.settings.gen_multiple)
         return math.ceil(wave * target_groups) * self.group_size
 
     def metrics(self) -> dict[str, float]:
@@ -142,4 +144,19 @@ class DynamicSampling(Allocator):
         if self.settings.gen_multiple == "auto":
             rate = self._rate.pooled if ctx.streaming else self._rate.now
             return adaptive_wave(need - rate * self._undecided, rate, ctx.round, ctx.target_groups)
+        if self.settings.gen_multiple == "greso":
+            return greso_wave(need, sum(group.mixed for group in self._wave), len(self._wave), ctx.target_groups)
         return max(1, round(self.settings.gen_multiple * ctx.target_groups))
+
+
+def greso_wave(need: int, effective: int, prompts: int, target: int) -> int:
+    """Prompts of GRESO's next wave: floor(1.25 need / share) within a quarter and one and a half of the batch.
+
+    The share is that of effective groups in the last wave, ``effective`` of ``prompts``; the first wave is the largest.
+    Published with a batch of 256 and waves of 64 to 384. The official code takes the first wave below the largest for
+    the step's last, whether or not it fills the batch; here waves go on.
+    """
+    most, least = max(1, 3 * target // 2), max(1, target // 4)
+    if not effective:
+        return most
+    return max(least, min(most, 5 * need * prompts // (4 * effective)))

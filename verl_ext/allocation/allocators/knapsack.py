@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from ..registry import register_allocator
 from ..settings import require
 from ..state import check_keys
 from .base import Allocator, AllocatorSettings
+from .greedy import largest_gains
 
-_MEMORY = 32  # most outcomes a prompt's history can hold: bits of a mask
+_MEMORY = 62  # most outcomes that the latest of a prompt can be: bits of a mask
 
 
 @dataclass(frozen=True)
@@ -29,26 +30,39 @@ class KnapsackSettings(AllocatorSettings):
     """
 
     least: int = 2
-    """Least rollouts of a prompt."""
-    most: int = 128
-    """Most rollouts of a prompt."""
+    """Least rollouts of a prompt with 0 < p < 1, p being its estimated success rate."""
+    most: int | Literal["auto"] = "auto"
+    """Most rollouts of a prompt; auto: 16 times ``group_size``, 128 of 8 as published."""
+    negative: int | Literal["auto"] = "auto"
+    """Rollouts of a prompt with p = 0, before any surplus; auto: ``least``."""
+    positive: int | Literal["auto"] = "auto"
+    """Rollouts of a prompt with p = 1; auto: ``least``."""
     history: int = 16
-    """Latest scored rollouts of a prompt that its success rate is estimated from."""
+    """p is estimated over the whole last visit of a prompt where that had so many scored rollouts, else over its latest
+    so many of all visits."""
     history_min: int = 8
-    """Scored rollouts below which a prompt counts as unknown and gets ``group_size``."""
+    """Scored rollouts of all visits below which a prompt counts as unknown and gets ``group_size``."""
+    cost: Literal["probability", "expectation"] = "probability"
+    """Rollouts that a prompt needs to show both outcomes: ``probability``, with the probability ``confidence``,
+    log(1 - confidence) / log(max(p, 1 - p)); ``expectation``, 1 / (p (1 - p)) - 1."""
     confidence: float = 0.9
-    """A prompt of success rate p needs log(1 - confidence) / log(max(p, 1 - p)) rollouts to show both outcomes that
-    surely; what the prompts with 0 < p < 1 do not need goes to those with p = 0."""
+    """See ``cost``."""
+    fallback: bool = True
+    """Whether what the prompts with 0 < p < 1 do not need goes to those with p = 0 and the unknown ones."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.least <= self.group_size, "allocator.least", self.least,
-                f"an integer in [1, group_size={self.group_size}]")  # fmt: skip
+        self.resolve("most", 16 * self.group_size)
+        self.resolve("negative", self.least)
+        self.resolve("positive", self.least)
+        for name in ("least", "negative", "positive"):
+            value = getattr(self, name)
+            require(1 <= value <= self.group_size, f"allocator.{name}", value,
+                    f"an integer in [1, group_size={self.group_size}]")  # fmt: skip
         require(self.most >= self.group_size, "allocator.most", self.most,
-                f"an integer of group_size={self.group_size} or more")  # fmt: skip
+                f"auto, or an integer of group_size={self.group_size} or more")  # fmt: skip
         require(1 <= self.history <= _MEMORY, "allocator.history", self.history, f"an integer in [1, {_MEMORY}]")
-        require(1 <= self.history_min <= self.history, "allocator.history_min", self.history_min,
-                f"an integer in [1, history={self.history}]")  # fmt: skip
+        require(self.history_min >= 1, "allocator.history_min", self.history_min, "an integer of 1 or more")
         require(0 < self.confidence < 1, "allocator.confidence", self.confidence, "a number in (0, 1)")
 
 
@@ -60,7 +74,8 @@ class Knapsack(Allocator):
 
     def __init__(self, settings: KnapsackSettings) -> None:
         super().__init__(settings)
-        self._seen: dict[int, tuple[int, int]] = {}  # by prompt: the latest outcomes as bits, and how many
+        # By prompt: the latest outcomes as bits; scored rollouts of all visits; right ones and all of the last visit.
+        self._seen: dict[int, tuple[int, int, int, int]] = {}
         self._numbers: dict[str, float] = {}
 
     @property
@@ -75,14 +90,16 @@ class Knapsack(Allocator):
         if ctx.round > 1:
             return []
         settings = self.settings
-        groups = ctx.admit(min(ctx.target_groups, ctx.budget_left // settings.least))
+        fewest = min(settings.least, settings.negative, settings.positive)
+        groups = ctx.admit(min(ctx.target_groups, ctx.budget_left // fewest))
         if not groups:
             return []
         total = min(ctx.budget_left, len(groups) * self.group_size)
         rates = np.array([self._success_rate(group.prompt) for group in groups])
         sizes = knapsack_allocation(
-            rates, total, settings.least, settings.most, self.group_size, settings.confidence, ctx.rng
-        )
+            rates, total, settings.least, settings.most, self.group_size, settings.confidence, ctx.rng,
+            negative=settings.negative, positive=settings.positive, cost=settings.cost, fallback=settings.fallback,
+        )  # fmt: skip
         self._numbers = {
             "known_share": float(np.isfinite(rates).mean()),
             "largest_group": float(sizes.max()),
@@ -94,34 +111,36 @@ class Knapsack(Allocator):
         mask = (1 << self.settings.history) - 1
         for group in ctx.groups:
             group.verdict = Verdict.COMMIT
-            bits, n = self._seen.get(group.prompt, (0, 0))
+            if not group.trials:
+                continue
+            bits, n, *_ = self._seen.get(group.prompt, (0, 0))
             for outcome in group.outcomes:
                 if outcome.correct is not None:
-                    bits, n = (bits << 1 | outcome.correct) & mask, n + 1
-            if n:
-                self._seen[group.prompt] = bits, min(n, self.settings.history)
+                    bits = (bits << 1 | outcome.correct) & mask
+            self._seen[group.prompt] = bits, n + group.trials, group.successes, group.trials
         return list(ctx.groups)
 
     def metrics(self) -> dict[str, float]:
         return dict(self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        """13 bytes a prompt seen."""
-        return {
-            "prompts": np.array(list(self._seen), np.int64),
-            "outcomes": np.array([bits for bits, _ in self._seen.values()], np.uint32),
-            "counts": np.array([n for _, n in self._seen.values()], np.uint8),
-        }
+        """40 bytes a prompt seen."""
+        numbers = np.array(list(self._seen.values()), np.int64).reshape(-1, 4)
+        return {"prompts": np.array(list(self._seen), np.int64), "numbers": numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("knapsack", state, ("prompts", "outcomes", "counts"))
-        prompts, bits, counts = (np.asarray(state[name]).tolist() for name in ("prompts", "outcomes", "counts"))
-        self._seen = {prompt: (b, n) for prompt, b, n in zip(prompts, bits, counts, strict=True)}
+        check_keys("knapsack", state, ("prompts", "numbers"))
+        prompts, numbers = np.asarray(state["prompts"]).tolist(), np.asarray(state["numbers"]).tolist()
+        self._seen = {prompt: tuple(row) for prompt, row in zip(prompts, numbers, strict=True)}
 
     def _success_rate(self, prompt: int) -> float:
         """NaN: unknown."""
-        bits, n = self._seen.get(prompt, (0, 0))
-        return bits.bit_count() / n if n >= self.settings.history_min else float("nan")
+        bits, n, last_right, last = self._seen.get(prompt, (0, 0, 0, 0))
+        if n < self.settings.history_min:
+            return float("nan")
+        if last >= self.settings.history:
+            return last_right / last
+        return bits.bit_count() / min(n, self.settings.history)
 
 
 def knapsack_allocation(
@@ -132,20 +151,27 @@ def knapsack_allocation(
     typical: int,
     confidence: float = 0.9,
     rng: np.random.Generator | None = None,
+    *,
+    negative: int | None = None,
+    positive: int | None = None,
+    cost: str = "probability",
+    fallback: bool = True,
 ) -> np.ndarray:
     """Rollouts of each prompt: maximise sum_i V(p_i, N_i) with V(p, N) = (1 - p^N - (1 - p)^N) p (1 - p)^2.
 
-    Subject to sum N_i = ``total`` and least <= N_i <= most (Knapsack RL). A further rollout adds
-    (p^N (1 - p) + (1 - p)^N p) p (1 - p)^2, which falls with N: taking the largest gains first is exact, and no dynamic
-    program is needed. Prompts with p of 0 or 1 add nothing and get ``least``, unknown ones (NaN) ``typical``. Where the
-    others need less than is left (see ``confidence``), the rest goes evenly to the prompts with p = 0, if there are
-    none to those with p = 1, and what fits nowhere there to any. Where unknown prompts would leave the others less
-    than ``least``, all get alike.
+    Subject to sum N_i = ``total`` and N_i <= ``most`` (Knapsack RL). At first prompts with 0 < p < 1 get ``least``,
+    those with p = 0 ``negative``, with p = 1 ``positive``, unknown ones (NaN) ``typical``. A further rollout of the
+    first kind adds (p^N (1 - p) + (1 - p)^N p) p (1 - p)^2, which falls with N: the largest gains first is exact, and
+    no dynamic program is needed. Where they need less than is left (``cost``), the surplus goes in equal parts to
+    the prompts with p = 0 and the unknown ones, if there are none to those with p = 1; what fits nowhere there to any.
+    Where the first sizes exceed ``total``, all get alike.
 
     Args:
         success_rates: (prompts,), in [0, 1] or NaN.
-        total: rollouts to divide; at least prompts x least and at most prompts x most.
+        total: rollouts to divide; at most prompts x most.
         rng: orders prompts of equal gain (rounded to 1e-12); None: by position.
+        negative, positive: None: ``least``.
+        cost, confidence, fallback: as the settings.
 
     Returns:
         int64 (prompts,), summing to ``total``.
@@ -155,49 +181,37 @@ def knapsack_allocation(
     """
     p = np.asarray(success_rates, np.float64)
     size = len(p)
-    if not size * least <= total <= size * most:
-        raise ValueError(f"total={total}; accepted: {size} prompts x least={least} to x most={most}")
+    negative, positive = (least if value is None else value for value in (negative, positive))
+    fewest = min(least, negative, positive)
+    if not size * fewest <= total <= size * most:
+        raise ValueError(f"total={total}; accepted: {size} prompts x least={fewest} to x most={most}")
     if ((p < 0) | (p > 1)).any():
         raise ValueError("success_rates; accepted: numbers in [0, 1], or NaN for unknown")
     order = np.arange(size) if rng is None else rng.permutation(size)
-    unknown = np.isnan(p)
-    inner = (p > 0) & (p < 1)
-    sizes = np.where(unknown, typical, least).astype(np.int64)
-    if sizes.sum() > total or unknown.all():
-        return _evenly(np.full(size, least), np.ones(size, bool), total - size * least, most, order)[0]
+    unknown, inner, every = np.isnan(p), (p > 0) & (p < 1), np.ones(size, bool)
+    sizes = np.select([unknown, p == 0, p == 1], [typical, negative, positive], least).astype(np.int64)
     left = total - int(sizes.sum())
-    if inner.any():
-        rarer = np.maximum(p[inner], 1 - p[inner])
-        need = int(np.minimum(most, np.log(1 - confidence) / np.log(rarer)).astype(np.int64).sum())
-        spare = max(0, left - need)
-    else:
-        spare = left
-    left -= spare
-    for others in (p == 0, p == 1):
-        if spare and others.any():
-            sizes, spare = _evenly(sizes, others, spare, most, order)
-            break
-    sizes, left = _greedy(p, sizes, inner, left + spare, most, order)
-    for others in (p == 0, p == 1, np.ones(size, bool)):
+    if left < 0 or unknown.all():
+        return _evenly(np.full(size, fewest), every, total - size * fewest, most, order)[0]
+    surplus = 0 if inner.any() else left
+    if inner.any() and fallback:
+        q = p[inner]
+        if cost == "probability":
+            needs = np.log(1 - confidence) / np.log(np.maximum(q, 1 - q))
+        else:
+            needs = 1 / (q * (1 - q)) - 1
+        surplus = max(0, left - int(np.minimum(most, needs).astype(np.int64).sum()))
+    unsolved = unknown | (p == 0)
+    left -= surplus
+    sizes, surplus = _evenly(sizes, unsolved if unsolved.any() else p == 1, surplus, most, order)
+    q, n = np.where(inner, p, 0.5)[:, None], np.arange(least, most)
+    gains = np.where(inner[:, None], (q**n * (1 - q) + (1 - q) ** n * q) * q * (1 - q) ** 2, -np.inf)
+    more = largest_gains(gains[order], left + surplus)
+    sizes[order] += more
+    left += surplus - int(more.sum())
+    for others in (unsolved, p == 1, every):
         sizes, left = _evenly(sizes, others, left, most, order)
     return sizes
-
-
-def _greedy(
-    p: np.ndarray, sizes: np.ndarray, inner: np.ndarray, total: int, most: int, order: np.ndarray
-) -> tuple[np.ndarray, int]:
-    """The ``total`` largest gains of the inner prompts; returns what fits nowhere too."""
-    rows = order[inner[order]]
-    if not len(rows) or total <= 0:
-        return sizes, total
-    n = np.arange(int(sizes[rows].min()), most)
-    q = p[rows, None]
-    gains = np.round((q**n * (1 - q) + (1 - q) ** n * q) * q * (1 - q) ** 2, 12)
-    # Stable: of equal gains those of a prompt's earlier rollouts come first, then prompts in order.
-    flat = np.argsort(-gains.T.ravel(), kind="stable")[:total]
-    sizes = sizes.copy()
-    np.add.at(sizes, rows[flat % len(rows)], 1)
-    return sizes, total - len(flat)
 
 
 def _evenly(sizes: np.ndarray, members: np.ndarray, total: int, most: int, order: np.ndarray) -> tuple[np.ndarray, int]:

@@ -2,7 +2,7 @@
 
 "Act Only When It Pays: Efficient Reinforcement Learning for LLM Reasoning via Selective Rollouts" (official code:
 github Infini-AI-Lab/GRESO). Its dynamic sampling with batches sized by what is missing is the allocator
-``dynamic_sampling`` with ``gen_multiple: auto``.
+``dynamic_sampling`` with ``gen_multiple: greso``.
 """
 
 from __future__ import annotations
@@ -47,19 +47,18 @@ class GresoSettings(SelectorSettings):
 
 @register_selector("greso")
 class Greso(Selector):
-    """The pool's order, in which a prompt with z saturated outcomes in a row is offered with probability max(p^z, .01).
+    """The pool's order, in which a prompt saturated alike z times in a row is offered with probability max(p^z, .01).
 
-    p is p_easy where the last outcome was all right, p_hard where it was all wrong; each falls where its kind of
-    saturated groups is above its target and rises where it is below. A skipped prompt counts as offered in its epoch.
+    p is p_easy for z visits that were all right, p_hard for z that were all wrong; each falls where its kind of
+    saturated groups is at its target or above, and rises where it is below. A skipped prompt counts as offered in its
+    epoch.
     """
 
     Settings = GresoSettings
 
     def __init__(self, settings: GresoSettings) -> None:
         super().__init__(settings)
-        self._runs: np.ndarray | None = (
-            None  # length of the run of saturated outcomes; negative: the last one all wrong
-        )
+        self._runs: np.ndarray | None = None  # length of the run of visits all right, or, negative, all wrong
         self._easy = self._hard = settings.start
         self._numbers: dict[str, float] = {}
 
@@ -90,21 +89,21 @@ class Greso(Selector):
         if not trials:
             return
         self._groups += 1
-        length = abs(int(self._runs[prompt_row])) + 1
+        run = int(self._runs[prompt_row])
         if successes == trials:
             self._solved += 1
-            self._runs[prompt_row] = length
+            self._runs[prompt_row] = max(run, 0) + 1
         elif successes == 0:
             self._failed += 1
-            self._runs[prompt_row] = -length
+            self._runs[prompt_row] = min(run, 0) - 1
         else:
             self._runs[prompt_row] = 0
 
     def end_step(self) -> None:
         target, step = self.settings.target, self.settings.step
         if self._groups and self.pool.epoch >= 1:
-            self._easy += -step if self._solved / self._groups > target / 3 else step
-            self._hard += -step if self._failed / self._groups > 2 * target / 3 else step
+            self._easy += -step if self._solved / self._groups >= target / 3 else step
+            self._hard += -step if self._failed / self._groups >= 2 * target / 3 else step
             self._easy, self._hard = (min(max(p, _LOW), _HIGH) for p in (self._easy, self._hard))
         drawn = self._offered + self._skipped
         self._numbers = {

@@ -5,6 +5,7 @@ import pytest
 
 from tests.unit.allocation.helpers import Run, u_shaped
 from verl_ext.allocation import Fate, SettingError, Verdict, make_allocator
+from verl_ext.allocation.allocators.dynamic_sampling import greso_wave
 
 
 @pytest.mark.parametrize("multiple, first", [(1, 16), (3, 48), (0.5, 8)])
@@ -23,6 +24,27 @@ def test_waves(multiple, first):
     assert all(group.fate is Fate.FILTERED and group.verdict is Verdict.ABANDON for group in rest)
 
 
+def test_waves_of_greso():
+    """As published: a batch of 256, waves of 64 to 384, 1.25 missing / (1 - saturated share)."""
+    assert greso_wave(256, 0, 0, 256) == 384  # the first
+    assert greso_wave(100, 128, 384, 256) == 375  # 1.25 x 100 / (1/3)
+    assert greso_wave(101, 128, 384, 256) == 378 and greso_wave(120, 128, 384, 256) == 384
+    assert greso_wave(10, 128, 384, 256) == 64 and greso_wave(10, 0, 384, 256) == 384
+    assert greso_wave(1, 1, 1, 1) == 1 and greso_wave(3, 0, 0, 3) == 4
+    run = Run(u_shaped(0.35, 2000), "dynamic_sampling", groups=16, settings={"gen_multiple": "greso"})
+    waves = []
+    generate = run.backend.generate
+    run.backend.generate = lambda requests: (waves.append(len(requests)), generate(requests))[1]
+    collected = run.step(0)
+    mixed = [group.mixed for group in collected.started]
+    seen, expected = 0, []
+    while sum(mixed[:seen]) < 16:
+        last = expected[-1] if expected else 0
+        expected.append(greso_wave(16 - sum(mixed[:seen]), sum(mixed[seen - last : seen]), last, 16))
+        seen += expected[-1]
+    assert waves == expected and waves[0] == 24 and len(waves) > 1 and collected.short_by == 0
+
+
 def test_one_for_one_wastes_nothing():
     run = Run(u_shaped(0.35, 2000), "dynamic_sampling", groups=16, rollouts=5000, max_rounds=40,
               settings={"refill": "one_for_one"})  # fmt: skip
@@ -39,7 +61,7 @@ def test_the_budget_ends_a_step():
 
 @pytest.mark.parametrize("settings, named", [
     ({"gen_multiple": 0}, "gen_multiple=0"),
-    ({"gen_multiple": "often"}, "gen_multiple='often'; accepted: an integer or a number or auto"),
+    ({"gen_multiple": "often"}, "gen_multiple='often'; accepted: an integer or a number or auto | greso"),
     ({"refill": "never"}, "refill='never'; accepted: waves | one_for_one"),
 ])  # fmt: skip
 def test_settings_are_checked_by_name(settings, named):

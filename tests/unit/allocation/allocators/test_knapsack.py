@@ -57,9 +57,14 @@ def test_who_gets_what():
     # as rare an outcome on either side, but hard prompts are worth more: p (1 - p)^2
     hard, even, easy = knapsack_allocation([0.1, 0.5, 0.9], 48, 2, 128, 16)
     assert hard > 2 * easy and hard > 2 * even and hard + even + easy == 48
-    # unknown prompts get the typical size; solved and hopeless ones the least
-    assert knapsack_allocation([nan, 0.3, 1.0, 0.0], 32, 2, 128, 8).tolist() == [8, 6 + 2, 2, 14]
-    # 0.3 needs log(0.1) / log(0.7) = 6.46 -> 6 beyond its 2; the rest of 20 goes to the hopeless prompt
+    # unknown prompts get the typical size, solved and hopeless ones the least. 0.3 needs log(0.1) / log(0.7) = 6.46 ->
+    # 6 beyond its 2: of the 18 left 12 are surplus, for the hopeless and the unknown prompt alike
+    four = [nan, 0.3, 1.0, 0.0], 32, 2, 128, 8
+    assert knapsack_allocation(*four).tolist() == [14, 8, 2, 8]
+    # by expectation it needs 1 / .21 - 1 = 3.76 -> 3: a surplus of 15
+    assert knapsack_allocation(*four, cost="expectation").tolist() == [16, 5, 2, 9]
+    assert knapsack_allocation(*four, fallback=False).tolist() == [8, 20, 2, 2]
+    assert knapsack_allocation([0.0, 0.3, 1.0], 12, 2, 128, 8, negative=5, positive=1).tolist() == [5, 6, 1]
     assert knapsack_allocation([nan, nan], 10, 2, 128, 8).tolist() == [5, 5]
     assert knapsack_allocation([0.0, 0.0, 1.0], 24, 2, 128, 8).tolist() == [11, 11, 2]
     assert knapsack_allocation([1.0, 1.0], 16, 2, 128, 8).tolist() == [8, 8]
@@ -93,6 +98,31 @@ def test_rates_come_from_the_latest_outcomes_of_all_visits():
     assert rates() == [0.2, 0.2]  # the latest ten: eight wrong, two right
 
 
+@pytest.mark.parametrize("size", [16, 15])
+def test_a_large_last_visit_counts_whole(size):
+    """As the official code: the mean of the whole last visit where it has 16 rollouts, else of the latest 16 of all."""
+
+    class Scripted:
+        def generate(self, requests):
+            return [Outcome(r.group.uid, s, r.group.uid.startswith("s0") or s % 16 < size // 4, 1.0, 1, 1)
+                    for r in requests for s in r.sessions]  # fmt: skip
+
+    run = Run(np.full(1, 0.5), "knapsack", groups=1, backend=Scripted(), settings={"group_size": size})
+    run.step(0)
+    assert run.allocator._success_rate(0) == 1
+    run.step(1)
+    right = size // 4 + (1 if size < 16 else 0)  # the sixteenth newest is of the first visit, and right
+    assert run.allocator._success_rate(0) == right / 16 and run.allocator._seen[0][1] == 2 * size
+
+
+def test_zero_of_128_is_rare_where_success_is_possible():
+    """An estimate of 0 from a whole visit of 128 rollouts at p = .02: .98^128 = .075; of its last 16 it were .72."""
+    run = Run(np.full(1500, 0.02), "knapsack", groups=1500, settings={"group_size": 128})
+    run.step(0)
+    zeros = np.mean([run.allocator._success_rate(prompt) == 0 for prompt in range(1500)])
+    assert zeros == pytest.approx(0.98**128, abs=0.027)  # four standard deviations
+
+
 def test_steps_spend_the_budget_and_move_it_to_hard_prompts():
     rates = np.tile([0.0, 0.02, 0.1, 0.5, 0.9, 1.0], 40)
     run = Run(rates, "knapsack", groups=60, settings={"group_size": 16})
@@ -123,7 +153,8 @@ def test_a_resumed_run_decides_as_one_that_never_stopped(tmp_path, stopped):
 
 
 def test_settings_are_checked_by_name():
-    for bad, named in [({"least": 9}, "least=9"), ({"most": 7}, "most=7"), ({"history": 33}, "history=33"),
-                       ({"history_min": 17}, "history_min=17"), ({"confidence": 1.0}, "confidence=1.0")]:  # fmt: skip
+    for bad, named in [({"least": 9}, "least=9"), ({"most": 7}, "most=7"), ({"history": 63}, "history=63"),
+                       ({"negative": 9}, "negative=9"), ({"positive": 0}, "positive=0"),
+                       ({"confidence": 1.0}, "confidence=1.0")]:  # fmt: skip
         with pytest.raises(SettingError, match=named):
             make_allocator("knapsack", **bad)

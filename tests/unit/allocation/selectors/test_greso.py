@@ -39,10 +39,21 @@ def test_nothing_is_offered_less_than_the_least():
 def test_runs_by_hand():
     run = ByHand("greso", 1, groups=1, least=1.0)
     seen = []
-    for told in ((8, 8), (8, 8), (0, 8), (0, 0), (3, 8), (0, 4)):
+    for told in ((8, 8), (8, 8), (0, 8), (0, 0), (0, 8), (1, 1), (3, 8), (0, 4)):
         run.step(lambda row, told=told: told)
         seen.append(int(run.selector.state_dict()["runs"][0]))
-    assert seen == [1, 2, -3, -3, 0, -1]
+    assert seen == [1, 2, -1, -1, -2, 1, 0, -1]  # a run is of one kind, and nothing scored ends none
+
+
+@pytest.mark.parametrize("solved, failed, easy, hard", [(1, 2, -1, -1), (0, 2, 1, -1), (1, 1, -1, 1), (0, 1, 1, 1)])
+def test_at_the_target_there_are_too_many(solved, failed, easy, hard):
+    """12 prompts, a target of 1/4: a twelfth solved, a sixth failed. At the target counts as above, as officially."""
+    run = ByHand("greso", 12, groups=12, least=1.0)
+    kinds = [(8, 8)] * solved + [(0, 8)] * failed + [(4, 8)] * (12 - solved - failed)
+    run.step(lambda row: (4, 8))
+    run.step(lambda row: kinds[row])
+    moved = run.selector.metrics()
+    assert (moved["p_easy"], moved["p_hard"]) == pytest.approx((0.5 + 0.01 * easy, 0.5 + 0.01 * hard))
 
 
 def test_the_probabilities_move_from_the_second_epoch_on():
