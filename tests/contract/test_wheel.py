@@ -68,6 +68,8 @@ def test_configs_and_entry_points_are_inside(wheel):
     assert "verl_ext/configs/main.yaml" in configs
     assert recipes and recipes <= files
     assert configs <= files
+    policy = {str(path.relative_to(ROOT)) for path in (ROOT / "verl_ext/tiny/policy_seed0").iterdir()}
+    assert "verl_ext/tiny/policy_seed0/model.safetensors" in policy <= files
     assert not [name for name in files if name.split("/")[0] not in ("verl_ext", "verl_ext-0.1.0.dist-info")]
     entry_points = zipfile.ZipFile(wheel).read("verl_ext-0.1.0.dist-info/entry_points.txt").decode()
     assert "[verl.plugins]" in entry_points and "[vllm.general_plugins]" in entry_points

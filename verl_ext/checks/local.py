@@ -182,7 +182,7 @@ def _unless_made(config: DictConfig, paths: list[str], check, *args) -> Seen:
         made = tiny_paths(config.tiny.mix)
         own = {str(made.model), str(made.train), str(made.val)}
         if paths and all(path in own and not os.path.exists(path) for path in paths):
-            if fault := _not_writable(str(made.model.parent)):
+            if fault := _not_writable(str(made.train.parent.parent)):
                 raise Problems(
                     f"VERL_EXT_CACHE={default_cache()}: {fault}; accepted: a folder for the tiny task that can be "
                     "written (unset: ~/.cache/verl_ext)"

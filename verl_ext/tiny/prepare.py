@@ -1,17 +1,19 @@
-"""Make the tiny policy and its data, or find them in the cache.
+"""Make the tiny policy and its data, or find them in the package and the cache.
 
-    python -m verl_ext.tiny.prepare --out DIR [--mix balanced|sparse] [--seed 0] [--measure]
+    python -m verl_ext.tiny.prepare [--out DIR] [--mix balanced|sparse] [--seed 0] [--measure]
 
-Prints where the policy and the two parquet files lie; with --measure, what the policy does on them.
+Prints where the policy and the two parquet files lie; with --measure, what the policy does on them. The policy of seed
+0 comes with the package; `--policy DIR` pre-trains it anew and writes it to DIR, as it was made for the package.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from verl_ext.tiny.settings import MIXES, PolicySettings, TinySettings
-from verl_ext.tiny.store import TinyPaths, default_cache, prepare
+from verl_ext.tiny.store import TinyPaths, default_cache, prepare, write_policy
 
 
 def _print_measured(paths: TinyPaths) -> None:
@@ -42,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the policy and of the choice of prompts")
     parser.add_argument("--train-size", type=int, default=TinySettings.train_size, help="different training prompts")
     parser.add_argument("--val-size", type=int, default=TinySettings.val_size, help="different held-out prompts")
+    parser.add_argument("--policy", type=Path, default=None, help="pre-train the policy anew, into this new folder")
     parser.add_argument("--measure", action="store_true", help="then print the policy's success rates")
     args = parser.parse_args(argv)
     try:
@@ -53,7 +56,11 @@ def main(argv: list[str] | None = None) -> None:
             policy=PolicySettings(seed=args.seed),
         )
         paths = prepare(default_cache() if args.out is None else args.out, settings)
-    except ValueError as error:
+        if args.policy is not None:
+            args.policy.mkdir(parents=True)
+            write_policy(args.policy, settings.policy)
+            paths = dataclasses.replace(paths, model=args.policy)
+    except (ValueError, FileExistsError) as error:
         parser.error(str(error))
     print(f"model {paths.model}\ntrain {paths.train}\nval   {paths.val}")
     if args.measure:

@@ -24,12 +24,12 @@ MIXES: dict[str, tuple[float, ...]] = {
 """Share of difficulty 0..5 among the RL prompts, by name of the mix.
 
 `balanced` has prompts of every success rate; in `sparse` most are solved or hopeless, which is the regime where it
-matters which prompts are chosen. Expected for the pre-trained policy (default settings, k = 8, 4,096 training / 256
-held-out prompts; `python -m verl_ext.tiny.prepare --measure` prints it anew):
+matters which prompts are chosen. Expected for the policy of the package (k = 8, 4,096 training / 256 held-out prompts;
+`python -m verl_ext.tiny.prepare --measure` prints it anew):
 
     mix        mean@8       greedy       effective share   0 of 8       8 of 8
-    balanced   .460 / .454  .480 / .492  .378 / .387       .325 / .327  .297 / .286
-    sparse     .394 / .391  .407 / .410  .165 / .180       .538 / .534  .297 / .286
+    balanced   .455 / .444  .491 / .496  .415 / .425       .312 / .319  .273 / .256
+    sparse     .389 / .384  .408 / .410  .199 / .222       .528 / .522  .273 / .256
 """
 
 

@@ -1,8 +1,9 @@
-"""Making the tiny policy and its data once, and finding them in a cache afterwards.
+"""Where the tiny policy and its data lie; what is not there is made once and kept in a cache.
 
-Below the cache's root stand `policy-<hash>/` (a Hugging Face folder) and `data-<mix>-<hash>/` (train.parquet and
-val.parquet), each named by a hash of the settings it depends on. A folder appears whole or not at all, so one that is
-there can be used.
+The policy of the default settings is part of the package (`policy_seed0/`), so that every machine starts from the same
+one. Below the cache's root stand `policy-<hash>/` (a Hugging Face folder, for any other settings) and
+`data-<mix>-<hash>/` (train.parquet and val.parquet), each named by a hash of the settings it depends on. A folder
+appears whole or not at all, so one that is there can be used.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from pathlib import Path
 
 from verl_ext.tiny.settings import PolicySettings, TinySettings, data_key, policy_key
 
+SHIPPED = Path(__file__).with_name("policy_seed0")
+"""Folder of the policy that comes with the package: that of `PolicySettings()`."""
+
 
 @dataclass(frozen=True)
 class TinyPaths:
@@ -40,17 +44,20 @@ def default_cache() -> Path:
     return Path(os.environ.get("VERL_EXT_CACHE") or "~/.cache/verl_ext").expanduser()
 
 
-def ensure_tiny(mix: str = "balanced", cache: str | os.PathLike | None = None) -> TinyPaths:
-    """The tiny policy and the data of a mix, made on first use.
+def ensure_tiny(mix: str = "balanced", cache: str | os.PathLike | None = None, policy_seed: int = 0) -> TinyPaths:
+    """The tiny policy and the data of a mix; what is not there yet is made.
 
     Args:
         mix: "balanced" or "sparse" (see verl_ext.tiny.settings.MIXES).
         cache: folder to keep them in; None is `default_cache()`.
+        policy_seed: seed of the pre-training. 0 is the policy that comes with the package; another one is pre-trained
+            on first use, in a few minutes.
 
     Raises:
-        ValueError: the mix is not known.
+        ValueError: the mix is not known, or the seed is no integer of at least 0.
     """
-    return prepare(default_cache() if cache is None else cache, TinySettings(mix=mix))
+    settings = TinySettings(mix=mix, policy=PolicySettings(seed=policy_seed))
+    return prepare(default_cache() if cache is None else cache, settings)
 
 
 def prepare(out_dir: str | os.PathLike, settings: TinySettings) -> TinyPaths:
@@ -59,9 +66,10 @@ def prepare(out_dir: str | os.PathLike, settings: TinySettings) -> TinyPaths:
     Safe to call from several processes at once: one works, the others wait for it.
     """
     paths = locate(out_dir, settings)
-    paths.model.parent.mkdir(parents=True, exist_ok=True)
+    paths.train.parent.parent.mkdir(parents=True, exist_ok=True)
     made = _make_once(paths.train.parent, lambda folder: _write_data(folder, settings))
-    made = _make_once(paths.model, lambda folder: _write_policy(folder, settings.policy)) or made
+    if paths.model != SHIPPED:
+        made = _make_once(paths.model, lambda folder: write_policy(folder, settings.policy)) or made
     if not made:
         print(f"Tiny task: policy and data found: {paths.model}, {paths.train.parent}", flush=True)
     return paths
@@ -72,8 +80,11 @@ def locate(out_dir: str | os.PathLike, settings: TinySettings) -> TinyPaths:
     root = Path(out_dir).expanduser().resolve()
     label = settings.mix if settings.shares is None else "custom"
     data = root / f"data-{label}-{data_key(settings)}"
+    key = policy_key(settings.policy)
     return TinyPaths(
-        model=root / f"policy-{policy_key(settings.policy)}", train=data / "train.parquet", val=data / "val.parquet"
+        model=SHIPPED if key == policy_key(PolicySettings()) else root / f"policy-{key}",
+        train=data / "train.parquet",
+        val=data / "val.parquet",
     )
 
 
@@ -121,18 +132,26 @@ def _locked(path: Path) -> Iterator[bool]:
         yield alone
 
 
-def _write_policy(folder: Path, settings: PolicySettings) -> None:
+def write_policy(folder: Path, settings: PolicySettings) -> None:
+    """Pre-train a policy and write it as a Hugging Face folder.
+
+    The weights are written in bf16, which halves the file; config.json says float32, so that they are loaded as such.
+    """
+    from safetensors.torch import load_file, save
+
     from verl_ext.tiny.policy import pretrain, timed_progress  # torch: only where it is needed
     from verl_ext.tiny.tokenizer import make_tokenizer
 
     print(
         f"Tiny task: pre-training a {settings.num_layers}-layer Qwen2 on a sloppy adder's sums, {settings.steps} steps "
-        f"of {settings.batch_size} (only the first time; 2 to 3 minutes on 2 idle cores)",
+        f"of {settings.batch_size} (2 to 3 minutes on 2 idle cores)",
         flush=True,
     )
     start = time.monotonic()
-    model = pretrain(settings, timed_progress(settings.steps))
-    model.save_pretrained(folder)
+    pretrain(settings, timed_progress(settings.steps)).save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    rounded = {name: tensor.bfloat16() for name, tensor in load_file(weights).items()}
+    weights.write_bytes(save(rounded, {"format": "pt"}))
     make_tokenizer().save_pretrained(folder)
     (folder / "tiny_settings.json").write_text(json.dumps(dataclasses.asdict(settings), indent=2) + "\n")
     print(f"\nTiny task: policy ready after {time.monotonic() - start:.0f} s", flush=True)
