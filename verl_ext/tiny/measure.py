@@ -7,9 +7,12 @@ has both outcomes with probability 1 - (1-p)^k - p^k.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
+import pyarrow.parquet as pq
 import torch
+from transformers import AutoModelForCausalLM
 
 from verl_ext.tiny.policy import encode_pairs
 from verl_ext.tiny.tokenizer import END_ID
@@ -88,6 +91,14 @@ def measure(model, prompts: list[str], answers: list[str], rollouts: int = 8) ->
         none_right=((1 - p) ** rollouts).mean().item(),
         all_right=(p**rollouts).mean().item(),
     )
+
+
+def measure_saved(folder: str | os.PathLike, prompts_file: str | os.PathLike, rollouts: int = 8) -> Measured:
+    """Measure a policy in a Hugging Face folder on all prompts of a parquet file of the tiny task."""
+    rows = pq.read_table(prompts_file).to_pylist()
+    prompts = [row["prompt"][0]["content"] for row in rows]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return measure(model, prompts, [row["reward_model"]["ground_truth"] for row in rows], rollouts)
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo around a stand-in for the run: a small script instead of Ray and vLLM. The real thing is `make demo`."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,58 +8,89 @@ import sys
 import time
 
 import pytest
+import yaml
 
 from verl_ext import demo
 from verl_ext.launch import cleanup
-from verl_ext.runs.records import Run, StepRecord
+from verl_ext.runs.records import Run, StepRecord, read_run
+from verl_ext.tiny import ensure_tiny
+from verl_ext.tiny.measure import measure_saved
+from verl_ext.tiny.store import SHIPPED
 
-ACCURACY = "val-core/chain_sums/acc/mean@8"
-
-
-def plan(folder, total=2):
-    return demo.Plan(overrides=[], folder=folder, total_steps=total, mix=None)
+START = """
+import json, os, shutil, sys, time
+folder = [a.split("=", 1)[1] for a in sys.argv if a.startswith("trainer.default_local_dir=")][-1]
+"""
 
 
 @pytest.fixture
-def run_script(monkeypatch, tmp_path):
-    """Lets `train` start a script instead of verl_ext.main_ppo; the script's folder is its first argument."""
-    real = subprocess.Popen
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def run_script(monkeypatch):
+    """Lets `train` start a script instead of verl_ext.main_ppo, with the same arguments."""
 
     def use(code):
-        def popen(command, **settings):
-            assert command[1:3] == ["-m", "verl_ext.main_ppo"]
-            return real([sys.executable, "-c", code, str(tmp_path)], **settings)
-
-        monkeypatch.setattr(demo.subprocess, "Popen", popen)
-        return tmp_path
+        assert demo.COMMAND[1:3] == ("-m", "verl_ext.main_ppo")
+        monkeypatch.setattr(demo, "COMMAND", (sys.executable, "-c", START + code))
 
     return use
 
 
 WRITES = """
-import json, sys, time
-with open(sys.argv[1] + "/metrics.jsonl", "w", buffering=1) as file:
-    for step in range(3):
-        line = json.dumps({"step": step, "data": {"critic/score/mean": step / 4}}) + "\\n"
-        file.write(line[:9]); file.flush(); time.sleep(0.4); file.write(line[9:])
+config = {"actor_rollout_ref": {"model": {"path": sys.argv[1]}}, "data": {"val_files": sys.argv[2]},
+          "trainer": {"total_training_steps": 2}}
+open(folder + "/config.yaml", "w").write(json.dumps(config))
+print("INFO: Started a local Ray instance.\\nINFO: Started a local Ray instance.")
+for step in (1, 2):
+    if step == 2:
+        shutil.copytree(sys.argv[1], folder + "/global_step_2/actor/huggingface")
+    line = f"\\x1b[36m(Runner pid=7)\\x1b[0m step {step}/2 | reward {step / 4:.3f}\\n"
+    sys.stdout.write(line[:25]); sys.stdout.flush(); time.sleep(0.4); sys.stdout.write(line[25:]); sys.stdout.flush()
+    open(folder + "/metrics.jsonl", "a").write(json.dumps({"step": step, "data": {"critic/score/mean": 0.5}}) + "\\n")
 """
 
 
-def test_each_step_is_shown_once(run_script):
-    folder = run_script(WRITES)
-    shown = []
-    demo.train(plan(folder), shown.append)
-    assert shown == ["step 0/2 | reward 0.000", "step 1/2 | reward 0.250", "step 2/2 | reward 0.500"]
+def test_each_step_is_shown_once_with_what_its_weights_do(run_script, folder, tmp_path, capsys):
+    val = ensure_tiny(cache=tmp_path / "cache").val
+    success = measure_saved(SHIPPED, val).mean
+    capsys.readouterr()
+    run_script(WRITES)
+    demo.train(folder, [str(SHIPPED), str(val)])
+    assert capsys.readouterr().out.splitlines() == [
+        "... Ray is up; FSDP loads the policy",
+        "step 1/2 | reward 0.250",
+        f"step 2/2 | reward 0.500 | held-out {success:.3f}",
+    ]
+    # what was measured is part of the run from then on: the table, the plot and the verdict have it
+    estimate, points = read_run(folder).accuracy()["chain_sums"]
+    assert estimate == "mean@1" and [(step, p) for step, _, p in points] == [(0, success), (2, success)]
 
 
-def test_a_failure_shows_the_end_of_the_log_and_a_hint(run_script):
-    folder = run_script("print('\\x1b[31mfirst\\x1b[0m'); raise MemoryError('too much')")
-    with pytest.raises(demo.DemoError, match="status 1") as caught:
-        demo.train(plan(folder), lambda line: None)
+def test_a_failure_shows_the_end_of_the_log(run_script, folder):
+    run_script("print('first\\n 10%|#\\r100%|##'); raise MemoryError('too much')")
+    with pytest.raises(RuntimeError, match="status 1") as caught:
+        demo.train(folder, [])
     message = str(caught.value)
-    assert "first\n" in message and "\x1b" not in message
-    assert "MemoryError: too much" in message and "about 6 GiB" in message
-    assert str(folder / "train.log") in message
+    assert "first\n100%|##\n" in message and "MemoryError: too much" in message and str(folder / "train.log") in message
+
+
+def test_a_refused_configuration_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    assert demo.main(["trainer.nonsense=1"]) == 1
+    assert "Could not override 'trainer.nonsense'" in capsys.readouterr().err
+
+
+def test_the_users_arguments_win_over_the_demos(run_script, folder):
+    run_script("print(' '.join(sys.argv[1:]), file=open(folder + '/seen', 'w')); sys.exit(3)")
+    with pytest.raises(RuntimeError, match="status 3"):
+        demo.train(folder, ["recipe=cpu/grpo", "trainer.default_local_dir=elsewhere"])
+    assert (folder / "seen").read_text() == (
+        f"recipe=cpu/grpo trainer.default_local_dir=elsewhere trainer.default_local_dir={folder}\n"
+    )
 
 
 def gone(pid, within=5):
@@ -77,80 +107,40 @@ def gone(pid, within=5):
 
 
 STUBBORN = """
-import os, signal, subprocess, sys, time
+import signal, subprocess
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-open(sys.argv[1] + "/pids.tmp", "w").write(f"{os.getpid()} {child.pid}")
-os.rename(sys.argv[1] + "/pids.tmp", sys.argv[1] + "/pids")
+open(folder + "/pids.tmp", "w").write(f"{os.getpid()} {child.pid}")
+os.rename(folder + "/pids.tmp", folder + "/pids")
 time.sleep(60)
 """
 
 
-def test_stopping_leaves_nothing_even_of_a_run_that_does_not_listen(run_script, monkeypatch):
-    monkeypatch.setattr(cleanup, "_PATIENCE_S", 0.5)
-    monkeypatch.setattr(demo, "_QUIET_S", 0.0)
-    folder = run_script(STUBBORN)
-
-    def interrupt(line):
-        if (folder / "pids").exists():
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        demo.train(plan(folder), interrupt)
-    pids = [int(pid) for pid in (folder / "pids").read_text().split()]
-    assert len(pids) == 2
-    assert all(gone(pid) for pid in pids)
-
-
-def test_a_signal_ends_the_demo_and_its_run(tmp_path):
-    """The command itself, with a run that only sleeps: SIGINT gives 130 and ends the run."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_demo_and_leaves_nothing_even_of_a_run_that_does_not_listen(tmp_path, number):
+    """The command itself, with a run that only sleeps: a signal gives 130 and ends the run."""
     code = f"""
 import sys
 from verl_ext import demo
 from verl_ext.launch import cleanup
-real = demo.subprocess.Popen
-script = [sys.executable, "-c", {STUBBORN!r}, {str(tmp_path)!r}]
-demo.subprocess.Popen = lambda command, **settings: real(script, **settings)
-demo.make_plan = lambda arguments: demo.Plan([], demo.Path({str(tmp_path)!r}), 2, None)
+demo.COMMAND = (sys.executable, "-c", {START + STUBBORN!r})
 cleanup._PATIENCE_S = 0.5
 sys.exit(demo.main([]))
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert hasattr(cleanup, "_PATIENCE_S")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
     deadline = time.monotonic() + 20
-    while not (tmp_path / "pids").exists():
+    while not (found := list(tmp_path.glob("outputs/verl_ext/demo-*/pids"))):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 130
     assert out.rstrip().endswith("Stopped.")
-    assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
-
-
-def test_a_sign_of_life_while_nothing_happens(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "_QUIET_S", 0.2)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
-    lines = list(demo.follow(child, plan(tmp_path)))
-    assert lines and all(line.startswith("... ") and "starting Ray" in line for line in lines)
-
-
-def test_of_a_progress_bar_the_last_state_is_shown():
-    assert demo.tail("a\n\nb\n 10%|#\r 50%|##\r100%|###\nend\n", lines=3) == "b\n100%|###\nend"
-
-
-def test_the_stage_is_the_last_one_in_the_log():
-    log = "INFO -- Started a local Ray instance.\n(vLLMHttpServer pid=1) WARNING\n"
-    assert demo.stage(log) == "vLLM starts"
-    assert "validated" in demo.stage(log + "INFO: all initialize finished, ready to fit\n")
-
-
-def test_new_lines_waits_for_the_end_of_a_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert demo.new_lines(path, 0) == ([], 0)
-    path.write_bytes(b'{"a": 1}\n{"b"')
-    assert demo.new_lines(path, 0) == ([{"a": 1}], 9)
-    path.write_bytes(b'{"a": 1}\n{"b": 2}\n')
-    assert demo.new_lines(path, 9) == ([{"b": 2}], 18)
+    pids = [int(pid) for pid in found[0].read_text().split()]
+    assert len(pids) == 2 and all(gone(pid) for pid in pids)
 
 
 def ledger_line(trained=8, issued=8):
@@ -162,44 +152,29 @@ def ledger_line(trained=8, issued=8):
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "ledger", "reached", "says"),
+    ("success", "ledger", "reached", "says"),
     [
-        ({0: 0.47, 1: 0.58}, [ledger_line()], True, "Reached: held-out mean@8 0.470 -> 0.580, +0.110"),
-        ({0: 0.47, 1: 0.56}, [ledger_line()], False, "NOT reached: held-out mean@8 0.470 -> 0.560"),
-        ({0: 0.47, 1: 0.58}, [ledger_line(trained=7)], False, "does not add up"),
-        ({0: 0.47, 1: 0.58}, [], False, "does not add up"),
-        ({1: 0.58}, [ledger_line()], False, "not measured"),
-        ({}, [ledger_line()], False, "not measured"),
+        ({0: 0.47, 2: 0.56}, [ledger_line()], True, "Reached: held-out success 0.470 -> 0.560, +0.090"),
+        ({0: 0.47, 1: 0.58, 2: 0.54}, [ledger_line()], False, "NOT reached: held-out success 0.470 -> 0.540"),
+        ({0: 0.47, 2: 0.58}, [ledger_line(trained=7)], False, "does not add up"),
+        ({0: 0.47, 2: 0.58}, [], False, "does not add up"),
+        ({0: 0.47, 1: 0.58}, [ledger_line()], False, "not both there"),
+        ({2: 0.58}, [ledger_line()], False, "not both there"),
+        ({0: 0.47}, [ledger_line()], False, "not both there"),
+        ({}, [ledger_line()], False, "not both there"),
     ],
 )
-def test_verdict(tmp_path, accuracies, ledger, reached, says):
-    records = [StepRecord(step, {ACCURACY: value}) for step, value in accuracies.items()]
+def test_verdict(tmp_path, success, ledger, reached, says):
+    records = [StepRecord(step, {demo.HELD_OUT: success[step]} if step in success else {}) for step in range(3)]
     seen, sentence = demo.verdict(Run(tmp_path, records, ledger))
     assert seen is reached
     assert says in sentence
 
 
-def test_a_refused_configuration_is_told(monkeypatch):
-    def refuse(command, **settings):
-        assert "recipe=cpu/sara" in command and "nonsense=1" in command
-        return subprocess.CompletedProcess(command, 1, "", "Could not override 'nonsense'")
-
-    monkeypatch.setattr(demo.subprocess, "run", refuse)
-    with pytest.raises(demo.DemoError, match="refused:\nCould not override"):
-        demo.make_plan(["nonsense=1"])
-
-
-def test_the_plan_is_the_configurations(monkeypatch):
-    config = {
-        "trainer": {"default_local_dir": "outputs/p/e", "total_training_steps": 5, "logger": ["console", "file"]},
-        "tiny": {"mix": "sparse"},
-    }
-    monkeypatch.setattr(
-        demo.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, json.dumps(config), "")
-    )
-    made = demo.make_plan(["recipe=cpu/grpo", "trainer.total_training_steps=5"])
-    assert made.overrides.count("recipe=cpu/grpo") == 1 and "recipe=cpu/sara" not in made.overrides
-    assert (str(made.folder), made.total_steps, made.mix) == ("outputs/p/e", 5, "sparse")
-    config["trainer"]["logger"] = ["console"]
-    with pytest.raises(demo.DemoError, match="trainer.logger must contain 'file'"):
-        demo.make_plan([])
+def test_the_settings_of_the_demo_are_settings():
+    """Composed as the run composes them; the weights of the last step are saved whatever the number of steps."""
+    done = subprocess.run([*demo.COMMAND, "--cfg", "job", "--resolve"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    config = yaml.safe_load(done.stdout)
+    assert config["trainer"]["save_freq"] > 0 and config["trainer"]["logger"] == ["console", "file"]
+    assert config["actor_rollout_ref"]["actor"]["checkpoint"]["save_contents"] == ["hf_model"]
