@@ -6,13 +6,16 @@ ON_RAY := tests/cluster/test_compare_on_ray.py
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards report lint clean
+.PHONY: help setup setup-gpu demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards report lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
 setup: ## make .venv, or bring it up to date
 	@scripts/setup_env.sh
+
+setup-gpu: ## make .venv-gpu, for NVIDIA GPUs (10 GB), or bring it up to date
+	@scripts/setup_env.sh gpu
 
 demo: setup ## train a tiny policy with the whole stack on this machine's CPU
 	@$(PY) -m verl_ext.demo

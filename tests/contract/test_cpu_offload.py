@@ -16,7 +16,7 @@ def test_offload_patch_is_still_needed_and_still_fits(monkeypatch):
     assert "CPUOffloadPolicy(pin_memory=True)" in inspect.getsource(transformer_impl.FSDPEngine._build_fsdp_module)
     assert policy(pin_memory=True).pin_memory is True
     if not torch.accelerator.is_available():
-        with pytest.raises(RuntimeError, match="accelerator"):
+        with pytest.raises(RuntimeError, match="(?i)accelerator|NVIDIA driver"):
             torch.zeros(1).pin_memory()
     monkeypatch.setattr(transformer_impl, "CPUOffloadPolicy", policy)
     for _ in range(2):
