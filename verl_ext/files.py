@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this package's files come to be: whole or not at all, never through a link, never writable by everybody."""
+"""Safe files: written atomically, never through a link, never writable by everybody."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class UnsafePathError(ValueError):
 
 
 def restrict_umask() -> None:
-    """Files of this process are writable by their owner and, where the umask allows it, its group: never by everybody.
+    """Set the umask so that files of this process are never writable by everybody.
 
-    A umask that takes away more is left as it is.
+    A stricter umask stays.
     """
     previous = os.umask(0o077)
     os.umask(previous | 0o002)
@@ -58,7 +58,7 @@ def own_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def inside(folder: str | os.PathLike[str], name: object) -> Path:
-    """The path of a file of a folder whose name was read from somewhere.
+    """The path of a file in a folder, for a name that was read from a file or a network.
 
     Raises:
         UnsafePathError: the name is no plain file name, or what is there is a link.
@@ -82,7 +82,7 @@ def private_opener(path: str, flags: int) -> int:
 
 
 def write_whole(path: str | os.PathLike[str], payload: bytes, private: bool = False) -> None:
-    """Write a file whole or not at all, on disk when this returns; what was there is replaced, a link included."""
+    """Write a file atomically; it is on disk when this returns. An existing file, or a link, is replaced."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credentials in a configuration are replaced by `***` wherever the configuration is printed, saved or shown."""
+"""Replace credentials in a configuration by `***` before it is printed, saved or shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OVERRIDE = re.compile(r"^(\+{0,2}~?)([^=]+)=(.*)$", re.S)
 
 
 def _words(name: str) -> list[str]:
-    """`WANDB_API_KEY`, `apiKey`, `hf-token` in words."""
+    """Split a name such as `WANDB_API_KEY`, `apiKey` or `hf-token` into words."""
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return [word for word in re.split(r"[^a-z0-9]+", split.lower()) if word]
 

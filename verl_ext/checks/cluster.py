@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks that need the cluster: CPUs, accelerators, placement groups, and this package on every node.
+"""Checks that need the cluster: CPUs, accelerators, placement groups, and this package on every node.
 
-A shortage of logical CPUs or accelerators shows as a silent hang at start (verl 0.9.1 waits for its placement groups
-for ever); here it is a sentence within seconds.
+With too few logical CPUs or accelerators, verl 0.9.1 hangs silently at the start: it waits for its placement groups for
+ever. These checks say within seconds what is missing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_cluster(config: DictConfig, checks: Checks, seconds: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What a run reserves of the cluster's logical resources, as verl 0.9.1 and TransferQueue 0.1.11 ask for it."""
+    """Logical resources that a run reserves, as verl 0.9.1 and TransferQueue 0.1.11 ask for them."""
 
     resource: str
     """What Ray calls an accelerator: GPU, NPU."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of each check, all of them, not the first that fails only."""
+"""Results of checks. All checks are made, also after one that fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Problems(ValueError):
-    """What a check found to be wrong: one message a problem, each with setting, value seen and what is accepted."""
+    """Problems that a check found: one message each, with the setting, the value seen and what is accepted."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a check that passed has to say."""
+    """Result of a check that passed."""
 
     text: str
     """For the report."""

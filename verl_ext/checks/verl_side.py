@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's own checks of its settings, and names that verl looks up only once a run is under way."""
+"""verl's own checks of its settings, and names that verl would look up only during the run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions this plugin was written against, and a clear error where one differs.
+"""Versions that this plugin needs, and a clear error where one differs.
 
 Only packages whose internals are relied upon are named; everything else is left to the constraints file.
 """

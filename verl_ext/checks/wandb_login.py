@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An account of W&B, which verl asks for only once model and engines are loaded."""
+"""Check for a W&B account before the start. verl asks for it only once model and engines are loaded."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ def apply_all() -> None:
 
 
 def without_ascend_checkpoint_engine() -> None:
-    """It imports vLLM before it finds that there is no Ascend device: seven seconds in every process of the run, also
-    in those that never use vLLM.
+    """Skip verl's engine for Ascend, which imports vLLM before it looks for a device: seven seconds in every process,
+    also in those that never use vLLM.
 
     ``verl.checkpoint_engine`` takes an ImportError here as "not available" and goes on.
 
@@ -35,7 +35,8 @@ def without_ascend_checkpoint_engine() -> None:
 
 
 def single_gloo_backend() -> None:
-    """It joins "cpu:gloo" with "{device}:{backend}", which on a CPU names the device "cpu" twice; torch refuses that.
+    """Pass one backend for the device "cpu". verl joins "cpu:gloo" with "{device}:{backend}", and torch refuses the
+    second entry.
 
     Must run before ``verl.workers.engine_workers`` imports the function by name.
 
@@ -56,8 +57,8 @@ def single_gloo_backend() -> None:
 
 
 def value_head_without_flash_attention() -> None:
-    """It builds the critic with ``attn_implementation="flash_attention_2"`` hard-coded, which needs a GPU, and reports
-    the failure as a missing value head; the same model is loaded with PyTorch's own attention.
+    """Load the critic with PyTorch's own attention. verl hard-codes ``attn_implementation="flash_attention_2"``, which
+    needs a GPU, and reports the failure as a missing value head.
 
     Replaces: verl.utils.model.load_valuehead_model (verl 0.9.1)
     """
@@ -83,8 +84,8 @@ def value_head_without_flash_attention() -> None:
 
 
 def reference_without_pinned_memory() -> None:
-    """The reference policy's weights are always kept off the device in pinned memory, which torch has only beside an
-    accelerator; here they lie in plain memory, where they are used.
+    """Keep the reference policy's weights in plain memory. verl always offloads them to pinned memory, which torch has
+    only beside an accelerator.
 
     Replaces: verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy (verl 0.9.1)
     """

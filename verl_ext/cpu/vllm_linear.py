@@ -25,8 +25,8 @@ def register() -> None:
 
 
 def keep_linear_weights() -> None:
-    """Unquantised CPU linear layers drop their weight once it is packed, so that a live weight update fails; here they
-    use, and keep, the weight itself.
+    """Let unquantised CPU linear layers keep and use their weight. vLLM drops it once it is packed, and a live weight
+    update then fails.
 
     The linear layers and the embedding / output head call it after loading. Weights that are not matrices
     (convolutions, experts) go to vLLM's own code.

@@ -1,4 +1,4 @@
-"""Copies of a prompt folded into one, over any number of rows, in memory that grows with the different prompts only.
+"""Fold copies of a prompt into one. Memory grows with the number of different prompts, not of rows.
 
 Two prompts are the same if their messages agree up to white space. A prompt whose copies give different answers, or
 none, cannot be rewarded: it is dropped, with the reason.

@@ -1,4 +1,4 @@
-"""Streams of Parquet rows in verl's format: the different prompts of a batch, found by Arrow rather than by Python.
+"""Stream Parquet rows in verl's format. Arrow, not Python, finds the different prompts of a batch.
 
 A batch of 65,536 rows with 17,000 different prompts costs 17,000 Python calls, and its memory alone is held.
 """
@@ -25,7 +25,7 @@ _NEEDED = {"data_source": "text", "prompt": "messages with role and content", "r
 
 
 def check_columns(path: Path, schema: pa.Schema) -> None:
-    """See that a file has verl's columns in a form that can be read.
+    """Check that a file has verl's columns, and of which types.
 
     Raises:
         DataError: a column is missing or of another type; names both.

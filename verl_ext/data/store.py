@@ -78,7 +78,7 @@ def local_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
 
 
 def check_output(output: Path, inputs: Iterable[Path]) -> None:
-    """See that an output can take its place without taking an input's.
+    """Refuse an output that would overwrite an input.
 
     Raises:
         DataError: the output, or a file written beside it, is one of the inputs, or a folder.
@@ -113,7 +113,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def finished(output: Path, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The report of an output that is whole and was made from the same; None where it has to be made."""
+    """The report of a finished output made from the same inputs; None if it has to be made."""
     report_path = _beside(output, ".report.json")
     try:
         report = json.loads(report_path.read_text("utf-8"))
@@ -194,7 +194,7 @@ def _os_errors_named(output: Path) -> Iterator[None]:
 
 @contextmanager
 def _renamed(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to, renamed to `path` where nothing went wrong, else removed."""
+    """Give a temporary file beside `path`; it is renamed to `path` on success and removed on an error."""
     _remove_abandoned(path)
     # Not mkstemp's, which is private: the umask says who may read what it becomes.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -222,7 +222,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Take the lock of a file unless it is taken, or there are none on this file system."""
+    """Try to lock a file; False if another process holds the lock or the file system has none."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

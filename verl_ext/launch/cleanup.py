@@ -83,9 +83,9 @@ def paths_in_use(pids: Iterable[int | str]) -> set[str]:
 
 
 def remove_unused(paths: Iterable[str]) -> None:
-    """Remove these, but for what some process still uses.
+    """Remove these paths, except those that a process still uses.
 
-    Processes that are killed leave shared memory behind, gigabytes of the machine's (verl's weights on their way to
+    A killed process leaves shared memory behind, gigabytes of it (verl's weights on their way to
     vLLM), and the names of sockets.
     """
     paths = set(paths)
@@ -99,7 +99,7 @@ def remove_unused(paths: Iterable[str]) -> None:
 
 
 def _bound_sockets() -> dict[str, str]:
-    """Sockets with a path, by what /proc calls them in a process's descriptors."""
+    """Paths of bound sockets, keyed by their names among the file descriptors in /proc."""
     found = {}
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
@@ -146,8 +146,8 @@ def end_run_processes(run_id: str, grace_s: float = _GRACE_S, leftovers: Iterabl
 def end_child(child: subprocess.Popen) -> None:
     """End a run that was started as a child in a group of its own.
 
-    It is asked first, so that it ends all it started; then its whole process group is ended. What has left the group
-    (Ray's and vLLM's processes) is ended by the run's own watcher.
+    The child gets SIGTERM first, so that it can end what it started; then its process group is killed.
+    Processes outside the group (Ray's and vLLM's) are ended by the run's own watcher.
     """
     if child.poll() is None:
         child.terminate()
@@ -163,7 +163,7 @@ def end_child(child: subprocess.Popen) -> None:
 
 
 def _start_watcher(run_id: str, folder: str) -> subprocess.Popen:
-    """A process that ends the run's processes, and removes its folder, once this process is gone, however it went."""
+    """Start a process that ends the run's processes and removes its folder once this process is gone."""
     environment = {key: value for key, value in os.environ.items() if key != RUN_ID}
     return subprocess.Popen(
         # -I -S: nothing but this file and the standard library is imported.
@@ -176,8 +176,7 @@ def _start_watcher(run_id: str, folder: str) -> subprocess.Popen:
 
 
 def _after_ray_init(action: Callable[[], None]) -> None:
-    """It puts signal handlers of its own in place of those it finds, and the one for SIGTERM aborts the process:
-    ``action`` is run after it.
+    """Run ``action`` after `ray.init`, which replaces signal handlers; its handler for SIGTERM aborts the process.
 
     Replaces: ray.init (ray 2.60)
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run what is missing as jobs of a cluster: submitted, followed, and taken up again where this process was stopped."""
+"""Run the missing runs of a comparison as jobs of a cluster: submit them, follow them, pick them up again later."""
 
 from __future__ import annotations
 

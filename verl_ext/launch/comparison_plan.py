@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runs a comparison needs, and which of them are done: read from their folders alone."""
+"""The runs that a comparison needs, and which of them are done, as their folders say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CompareError(ValueError):
 
 
 class State(str, Enum):
-    """How far a run is."""
+    """Progress of a run."""
 
     MISSING = "missing"
     CUT_OFF = "cut off"
@@ -69,7 +69,7 @@ class PlannedRun:
 def plan(
     recipes: Sequence[str], seeds: Sequence[int], root: Path, overrides: Sequence[str] = (), save_freq: int = 10
 ) -> list[PlannedRun]:
-    """Every recipe with every seed, seed by seed, so that a comparison cut short is still balanced.
+    """Every recipe with every seed. One seed's recipes come before the next seed's: a cut-off comparison is balanced.
 
     Raises:
         CompareError: a name or a seed that cannot be, or one given twice.
@@ -130,7 +130,7 @@ def read_note(folder: Path) -> dict[str, Any]:
 
 
 def write_note(folder: Path, note: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the comparison's note of a run, atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{NOTE}.{os.getpid()}"
     partial.write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What submitting and following a run needs of a cluster, whichever it is."""
+"""The interface of a cluster that takes runs as jobs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class JobServer(Protocol):
         """
 
     def status(self, job: str) -> JobStatus:
-        """How far a job is.
+        """Ask how far a job is.
 
         Raises:
             JobServerError: the cluster does not answer.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on a Ray cluster that was started elsewhere, instead of one of its own on this machine."""
+"""Join a Ray cluster that was started elsewhere, instead of starting one on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START_ONLY = ("num_cpus", "num_gpus", "resources", "object_store_memory", "incl
 
 
 class ClusterError(ValueError):
-    """A setting that cannot be on the cluster that the run joins; the message names it, and what is accepted."""
+    """A setting that does not work on the cluster that the run joins; the message names it and what is accepted."""
 
 
 def cluster_address(config: DictConfig) -> str | None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clear end where a node of the run is lost.
+"""End the run, and name the node, when a node of the run is lost.
 
-Of itself a run may come to no end then: a rollout worker takes the lost engine's sessions for failed ones and goes on,
-and a transfer to a lost TransferQueue unit is waited for (TransferQueue 0.1.11, verl 0.9.1).
+Without this, a run can hang after losing a node: a rollout worker counts the lost engine's sessions as failed and goes
+on, and a transfer to a lost TransferQueue unit never returns (TransferQueue 0.1.11, verl 0.9.1).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOOKS_LOST = re.compile(
 
 
 class NodeWatch:
-    """Looks at the nodes that this Ray job has actors on, in a thread."""
+    """A thread that watches the nodes on which this Ray job has actors."""
 
     def __init__(self, on_loss: Callable[[], None], poll_s: float = _POLL_S, grace_s: float = _GRACE_S) -> None:
         self._on_loss, self._poll_s, self._grace_s = on_loss, poll_s, grace_s
@@ -51,7 +51,7 @@ class NodeWatch:
         self._thread.join(2 * self._poll_s)
 
     def look(self) -> list[str]:
-        """Addresses of lost nodes; a node that leaves without having had an actor of this run is none."""
+        """Addresses of lost nodes. A node that never had an actor of this run does not count."""
         for address, node, alive in _actors():
             if alive:
                 self._used[node] = address
@@ -73,7 +73,7 @@ class NodeWatch:
 
 
 def loss(addresses: list[str]) -> str:
-    """The sentence a user reads."""
+    """The message that a user reads."""
     return (
         f"node {', '.join(addresses)} was lost, on which the run had actors: the run ends. The same command goes on "
         "from the last checkpoint (trainer.resume_mode=auto), on as many ranks as before"
@@ -102,10 +102,10 @@ def _actors() -> list[tuple[str, str, bool]]:
 
 @contextmanager
 def watched_nodes() -> Iterator[NodeWatch | None]:
-    """Inside the block, the loss of a node ends the run; Ray must be started. On one node nothing is watched.
+    """End the block with an error when a node is lost. Ray must be running. On a single node nothing is watched.
 
     Raises:
-        NodeLostError: in place of whatever the loss made of the block.
+        NodeLostError: instead of whatever error the lost node caused in the block.
     """
     if threading.current_thread() is not threading.main_thread() or sum(n["Alive"] for n in _nodes()) < 2:
         yield None
@@ -136,7 +136,7 @@ def watched_nodes() -> Iterator[NodeWatch | None]:
 
 
 def _wait_for_loss(watch: NodeWatch) -> None:
-    """Is a node gone? Ray knows of its actors, and the other ranks of its connections, before Ray knows of the node."""
+    """Wait for Ray to notice a lost node: its actors and connections fail before Ray declares the node dead."""
     end = time.monotonic() + _SEEN_WITHIN_S
     while not watch.lost and time.monotonic() < end:
         with suppress(Exception):

@@ -1,4 +1,4 @@
-"""Start Ray, or connect to it, as verl does, but for what verl prints."""
+"""Start or join Ray as verl does, without printing the runtime environment."""
 
 from __future__ import annotations
 

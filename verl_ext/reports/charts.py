@@ -23,7 +23,7 @@ _LAYOUT = {
 
 
 def colours(comparison: dict[str, Any]) -> dict[str, str]:
-    """A colour a recipe."""
+    """One colour for each recipe."""
     order = sorted(comparison["recipes"], key=lambda name: name != comparison["baseline"])
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(order)}
 

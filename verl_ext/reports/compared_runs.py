@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's folder says for a comparison: held-out accuracy along four axes, fates, shares, predictions."""
+"""A run, read for a comparison: held-out accuracy along four axes, fates, shares, predictions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RunData:
         return counts
 
     def faults(self) -> list[str]:
-        """What does not add up in the ledger."""
+        """Faults of the ledger: what does not add up."""
         return ledger_faults(self.run.ledger)
 
     def effective_groups(self) -> float | None:
@@ -108,7 +108,7 @@ def load(folder: Path) -> RunData:
     """Read a run's folder.
 
     Raises:
-        CompareError: it is none, or a file in it is damaged.
+        CompareError: the folder holds no run, or a file in it is damaged.
     """
     try:
         run = read_run(folder)

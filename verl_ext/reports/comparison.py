@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison in numbers: everything the report shows, as plain values."""
+"""Compare runs: everything that the report shows, as plain values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALPHA = 0.05
 
 
 def compare(runs: Sequence[RunData], baseline: str | None = None, target: float | None = None) -> dict[str, Any]:
-    """All that is shown, recipe by recipe.
+    """Compare the runs, recipe by recipe.
 
     Args:
         baseline: recipe the others are measured against; the first one by default.
@@ -71,7 +71,7 @@ def compare(runs: Sequence[RunData], baseline: str | None = None, target: float 
 
 
 def check_target(target: Any) -> None:
-    """Refuse what is no held-out accuracy.
+    """Refuse a target that is not a held-out accuracy.
 
     Raises:
         CompareError: says what is accepted.
@@ -90,7 +90,7 @@ def _default_target(group: Sequence[RunData]) -> float | None:
 
 
 def _common(runs: Sequence[RunData], axis: str) -> float | None:
-    """How far every run that was validated goes."""
+    """The largest value of an axis that every validated run reaches."""
     ends = [data.points[-1][axis] for data in runs if data.points]
     return min(ends) if ends and min(ends) > 0 else None
 
@@ -166,7 +166,7 @@ def _by_step(series: Sequence[tuple[list[int], list[float]]]) -> dict[str, list[
 def _to_target(
     group: Sequence[RunData], reference: Sequence[RunData], axis: str, target: float | None, is_baseline: bool
 ) -> dict[str, Any]:
-    """What it took to reach the target, and its ratio to the baseline where all runs of both reached it.
+    """Cost of reaching the target, and its ratio to the baseline where all runs of both reached it.
 
     Of the runs that were validated: what the others reached is not known.
     """
@@ -210,7 +210,7 @@ def sentences(
     unmeasured: Sequence[str] = (),
     at_the_start: Sequence[str] = (),
 ) -> list[str]:
-    """What can be said, in plain words.
+    """The result in sentences.
 
     Args:
         unmeasured: folders of runs without held-out accuracy.
@@ -275,7 +275,7 @@ def _separation(differences: dict[str, Any], baseline: str, others: Sequence[str
 
 
 def _run(data: RunData) -> dict[str, Any]:
-    """What was run."""
+    """Versions, machine and seed of a run."""
     return {
         "recipe": data.recipe,
         "seed": data.seed,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a comparison, checked before the first run, which may take hours."""
+"""Check the settings of a comparison before its first run, which may take hours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_TEXTS = ("overrides", "folders", "slurm.options")
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings of another form than is read.
+    """Refuse settings that cannot be read.
 
     Raises:
         CompareError: names the setting, what it is, and what is accepted.

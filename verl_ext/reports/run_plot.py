@@ -64,7 +64,7 @@ def draw(run: Run, path: str | Path | None = None) -> Path:
 
 
 def plot_line(run: Run) -> str:
-    """Draw the report of a run, and say where it is; without it the table is the report, and the run ended well."""
+    """Draw the plot of a run and return the line that names its file; a failure is named instead of raised."""
     try:
         return f"Plot: {draw(run)}"
     except OSError as error:

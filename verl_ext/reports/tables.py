@@ -15,7 +15,7 @@ Cell = tuple[str, float | str | None]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], identifier: str) -> str:
-    """A table that a click on a column's head sorts; numbers to the right."""
+    """An HTML table that is sorted by a click on a column's head."""
     cells = []
     for row in rows:
         parts = []
@@ -49,7 +49,7 @@ def _with_interval(found: dict[str, Any] | None, form: str, missing: str = "–"
 
 
 def _folder(path: str) -> Cell:
-    """The end of a path; the whole of it where one points at it."""
+    """The last part of a path; the whole path is shown on hovering."""
     end = "/".join(path.rstrip("/").rsplit("/", 2)[-2:])
     return f'<span title="{html.escape(path)}">{html.escape(end)}</span>', end
 
@@ -90,7 +90,7 @@ def main_table(comparison: dict[str, Any]) -> str:
 
 
 def target_table(comparison: dict[str, Any]) -> str:
-    """One row a recipe: what it took to reach the target, and the ratio to the baseline."""
+    """One row a recipe: cost of reaching the target, and the ratio to the baseline."""
     head = ["recipe", "runs that reached it"]
     for axis in AXES:
         head += [f"{AXES[axis]} to target", f"ratio to {comparison['baseline']}"]
@@ -114,7 +114,7 @@ def target_table(comparison: dict[str, Any]) -> str:
 
 
 def runs_table(comparison: dict[str, Any]) -> str:
-    """One row a run: where it is, how far it went, on what, with what."""
+    """One row a run: folder, progress, machine, versions."""
     head = ["recipe", "seed", "folder", "steps", "complete", "ledger", "machine", "versions", "settings given"]
     rows = []
     for run in comparison["runs"]:
