@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m verl_ext.launch.ready --nodes 4 --slots 8`: wait until a Ray cluster is whole.
 
-verl's placement groups wait silently for a node that never joins; this command says what is missing. Exit status: 0 when
-all nodes are there, 1 when they are not in time.
+verl's placement groups wait silently for a node that never joins; this command says what is missing. Exit status: 0
+when all nodes are there, 1 when they are not in time.
 """
 
 from __future__ import annotations
