@@ -126,7 +126,7 @@ def run(recipe: Recipe, settings: LabSettings, policy_seed: int, seed: int) -> d
     """
     start = time.perf_counter()
     task = make_task(settings.task, settings.train_size, settings.held_out, settings.hopeless)
-    selector, allocator, downsampler = make_rules(recipe, settings.rollouts // STEP, seed)
+    selector, allocator, downsampler = make_rules(recipe, max(1, settings.rollouts // STEP), seed)
     policy = base_policy(task, policy_seed).to(settings.device)
     engine = Engine(policy, task.prompts, task.score, task.max_tokens, seed)
     trainer = Trainer(policy, settings.update, task.prompts, task.max_tokens)
@@ -137,13 +137,14 @@ def run(recipe: Recipe, settings: LabSettings, policy_seed: int, seed: int) -> d
     curve, curve_tokens, curve_steps, curve_by_level = [], [], [], []
     step = rounds = idle = 0
 
+    masks = [task.held_out_levels == level for level in range(int(task.held_out_levels.max()) + 1)]
+
     def evaluate() -> None:
         rates = success_rates(policy, task.held_out).numpy()
         curve.append([ledger.issued, float(rates.mean())])
         curve_tokens.append(ledger.tokens)
         curve_steps.append(step)
-        levels = range(int(task.held_out_levels.max()) + 1)
-        curve_by_level.append([round(float(rates[task.held_out_levels == level].mean()), 4) for level in levels])
+        curve_by_level.append([round(float(rates[mask].mean()), 4) if mask.any() else None for mask in masks])
 
     evaluate()
     while ledger.issued < settings.rollouts and idle < 3:

@@ -63,7 +63,8 @@ def detectable(error: float, n: int, level: float = 0.05, power: float = 0.8) ->
     critical = float(stdtrit(n - 1, 1 - level / 2))
 
     def found(shift: float) -> float:
-        return float(1 - nct.cdf(critical, n - 1, shift) + nct.cdf(-critical, n - 1, shift))
+        value = float(1 - nct.cdf(critical, n - 1, shift) + nct.cdf(-critical, n - 1, shift))
+        return value if value == value else 1.0  # SciPy's is NaN where it is next to 1
 
     return error * float(brentq(lambda shift: found(shift) - power, 0.0, 10 * critical))
 

@@ -137,10 +137,12 @@ def _digits_pairs(long: bool, seed: int) -> Iterator[tuple[str, str]]:
         yield _digits_pair(level, digits, long, rng)
 
 
+_SIZES = DecoderSettings(hidden_size=64, intermediate_size=256)
+
 FAMILIES = {
-    "sums": Family("sums", DecoderSettings(), _sums_pairs, steps=1500, batch=128, lr=3e-3),
-    "digits": Family("digits", DecoderSettings(), partial(_digits_pairs, False), steps=600, batch=128),
-    "long": Family("long", DecoderSettings(hidden_size=64, intermediate_size=256), partial(_digits_pairs, True),
+    "sums": Family("sums", _SIZES, _sums_pairs, steps=1500, batch=128, lr=4e-3),
+    "digits": Family("digits", _SIZES, partial(_digits_pairs, False), steps=1200, batch=128, lr=4e-3),
+    "long": Family("long", _SIZES, partial(_digits_pairs, True),
                    steps=500, batch=32),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from verl_ext.lab.decoder import DecoderSettings
 from verl_ext.lab.recipes import RECIPES, find_recipe
 from verl_ext.lab.run import LabSettings, make_rules, run
 from verl_ext.lab.study import study
-from verl_ext.lab.tasks import FAMILIES, TASKS, make_task
+from verl_ext.lab.tasks import FAMILIES, TASKS, Task, make_task
 
 SMALL = DecoderSettings(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 CONFIG = {
@@ -33,7 +33,7 @@ def quick_policies(monkeypatch, tmp_path_factory):
     """Base policies of a few steps, made once for all tests."""
     monkeypatch.setenv("VERL_EXT_CACHE", str(tmp_path_factory.getbasetemp() / "policies"))
     for name, family in list(FAMILIES.items()):
-        monkeypatch.setitem(FAMILIES, name, dataclasses.replace(family, sizes=SMALL, steps=31, batch=16))
+        monkeypatch.setitem(FAMILIES, name, dataclasses.replace(family, sizes=SMALL, steps=31, batch=16, lr=1e-2))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -60,7 +60,7 @@ def test_graded_rewards_fall_with_the_distance():
 
 def test_a_base_policy_learns_its_corpus_and_is_made_once(monkeypatch, tmp_path):
     monkeypatch.setenv("VERL_EXT_CACHE", str(tmp_path))
-    family = dataclasses.replace(FAMILIES["digits"], steps=60)
+    family = dataclasses.replace(FAMILIES["digits"], steps=35)
     monkeypatch.setitem(FAMILIES, "digits", family)
     task = make_task("skills", 20, 10)
     torch.manual_seed(3)
@@ -75,7 +75,9 @@ def test_a_base_policy_learns_its_corpus_and_is_made_once(monkeypatch, tmp_path)
     assert log_probs.mean() > np.log(1 / 30)
 
 
-def test_a_run_counts_what_it_did_and_repeats_itself():
+def test_a_run_counts_what_it_did_and_repeats_itself(monkeypatch):
+    # these policies know no sums: what they do reach is rewarded
+    monkeypatch.setattr(Task, "score", lambda self, row, answer: (sum(answer or ()) % 2 == 1, sum(answer or ()) % 2))
     settings = LabSettings(rollouts=192, train_size=40, held_out=12, eval_every=64)
     first = run(find_recipe("sara+groups=16+rollouts=64"), settings, 1, 1)
     again = run(find_recipe("sara+groups=16+rollouts=64"), settings, 1, 1)
