@@ -72,8 +72,8 @@ def _check_rounds(config: DictConfig, settings: AllocationSettings, allocator: A
             )
         if OmegaConf.select(config, "actor_rollout_ref.rollout.disaggregation.enabled"):
             raise SettingError(
-                "allocation.rounds=streaming with actor_rollout_ref.rollout.disaggregation.enabled=True: a request that "
-                "one server prefills and another decodes cannot be aborted; accepted is False, or "
+                "allocation.rounds=streaming with actor_rollout_ref.rollout.disaggregation.enabled=True: a request "
+                "that one server prefills and another decodes cannot be aborted; accepted is False, or "
                 "allocation.rounds=barrier"
             )
     if settings.max_rounds < allocator.least_rounds:
