@@ -6,7 +6,7 @@ ON_RAY := tests/cluster/test_compare_on_ray.py
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup setup-gpu demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards report lint clean
+.PHONY: help setup setup-gpu demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards bench-grading report lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -91,6 +91,9 @@ bench-data: setup ## seconds and memory of preparing DAPO-Math-17K, on a generat
 
 bench-rewards: setup ## answers a second through the mathematics reward
 	$(PY) -m benchmarks.bench_rewards
+
+bench-grading: setup ## verdicts on pairs of answers beside math-verify and math_dapo; writes the table of docs/rewards.md
+	$(PY) -m benchmarks.bench_grading
 
 RUNS ?= outputs/comparison
 report: setup ## one HTML file of the runs under RUNS (outputs/comparison)

@@ -98,7 +98,8 @@ def prepare(
                         "--train-size or raise --numbers")  # fmt: skip
     made = list(rows.values())
     for split, part in (("val", made[:val_size]), ("train", made[val_size:])):
-        write(outputs[split], {**settings, "split": split}, [part], [], {"kept": len(part)})
+        write(outputs[split], {**settings, "split": split}, [part], [], {"kept": len(part)},
+              mathematics=False)  # fmt: skip
         print(f"countdown {split}: {len(part):,} puzzles, wrote {outputs[split]}", flush=True)
     return outputs
 

@@ -1,8 +1,8 @@
 """Input files from the hub or from disk, and an output that is whole or absent.
 
 An output `NAME.parquet` comes with `NAME.dropped.jsonl` and, written last, `NAME.report.json`: what it was made from,
-and its counts. All three are written beside their places and renamed, so that what was cut off is never taken for
-done.
+its counts, and the true answers that the reward cannot judge. All three are written beside their places and renamed, so
+that what was cut off is never taken for done.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_ext.data.rows import SCHEMA, DataError
+from verl_ext.data.truths import check_truths, describe
 
 # Raised when what is made of the same input changes.
-FORMAT = 1
+FORMAT = 2
 
 
 def data_folder() -> Path:
@@ -134,6 +135,7 @@ def write(
     batches: Iterable[list[dict[str, Any]]],
     dropped: Iterable[Mapping[str, Any]],
     counts: Mapping[str, Any],
+    mathematics: bool = True,
 ) -> dict[str, Any]:
     """Write an output, its list of dropped prompts and its report; read the output back and check it.
 
@@ -143,6 +145,7 @@ def write(
         batches: rows under `SCHEMA`, some at a time.
         dropped: a line each.
         counts: for the report; `kept` must be the number of rows.
+        mathematics: the rows are for the mathematics reward, which tries their true answers.
 
     Raises:
         AssertionError: rows or keys read back are not those counted.
@@ -153,15 +156,20 @@ def write(
         report_path = _beside(output, ".report.json")
         # From here on there is no finished output under this name.
         report_path.unlink(missing_ok=True)
+        truths: list[str] = []
         with _renamed(output) as temporary:
             with pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
                 for rows in batches:
+                    truths += [row["reward_model"]["ground_truth"] for row in rows]
                     if rows:
                         writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
             _check(temporary, counts["kept"])
         with _renamed(_beside(output, ".dropped.jsonl")) as temporary:
             temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in dropped), "utf-8")
         report = {"format": FORMAT, "made_from": made_from, "bytes": output.stat().st_size, "counts": counts}
+        if mathematics:
+            report["truths"] = check_truths(truths)
+            print(describe(report["truths"]), flush=True)
         with _renamed(report_path) as temporary:
             temporary.write_text(json.dumps(report, indent=1) + "\n")
         return report

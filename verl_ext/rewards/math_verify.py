@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
+from verl_ext.rewards.decide import decide
 from verl_ext.rewards.extract import STYLES, bare, final_answer
+from verl_ext.rewards.plain import formula, tidy
 from verl_ext.rewards.pool import PoolSettings, Unscored, shared_pool
 from verl_ext.rewards.verdicts import Verdicts
 
@@ -26,12 +26,6 @@ NO_ANSWER = "[INVALID]"
 """`pred` of a response without a final answer; the word of verl's own math_dapo."""
 
 _PRED_CHARS = 200
-_DIGITS = "[0-9]{1,1000}"
-_NUMBERS = (
-    re.compile(rf"(?P<sign>[+-]?)(?P<over>{_DIGITS})(?:/(?P<under>{_DIGITS}))?"),
-    re.compile(rf"(?P<sign>[+-]?)\\[dt]?frac\{{(?P<over>[+-]?{_DIGITS})\}}\{{(?P<under>{_DIGITS})\}}"),
-)
-_DECIMAL = re.compile(rf"[+-]?(?:{_DIGITS})?\.{_DIGITS}")
 _verdicts = Verdicts(4096)
 # verl passes these beside the settings where there is a reward model.
 _VERLS_OWN = {"reward_router_address", "reward_model_tokenizer"}
@@ -50,6 +44,9 @@ class MathSettings:
 
     style: Literal["any", "answer", "boxed"] = "any"
     """Where the final answer stands: the last `Answer:` line, the last `\\boxed{}`, or whichever comes later."""
+
+    unfinished_box: Literal["wrong", "earlier"] = "wrong"
+    """A last box that is begun and not ended: there is no answer, or the one before it counts."""
 
     truncated: Literal["score", "wrong", "unscored"] = "score"
     """A response that was cut off at the length limit: scored as it is, wrong whatever it says, or not scored."""
@@ -73,7 +70,11 @@ class MathSettings:
     """Address space of such a process in MiB; an answer that needs more is unscored."""
 
     def __post_init__(self) -> None:
-        for name, accepted in (("style", STYLES), ("truncated", ("score", "wrong", "unscored"))):
+        for name, accepted in (
+            ("style", STYLES),
+            ("unfinished_box", ("wrong", "earlier")),
+            ("truncated", ("score", "wrong", "unscored")),
+        ):
             if (value := getattr(self, name)) not in accepted:
                 raise RewardSettingError(name, value, " | ".join(accepted))
         for name in ("right_score", "wrong_score"):
@@ -101,8 +102,8 @@ def compute_score(
 ) -> dict[str, Any]:
     """Score one response.
 
-    Plain integers and fractions, and answers equal to the true one to the letter, are decided here; all else by
-    math-verify in a worker process with a deadline; equal answers to a prompt once. Thread-safe: verl calls it in the
+    Numbers, and what the text alone decides, are compared here; all else is read by math-verify and compared in a
+    worker process with a deadline; equal answers to a prompt once. Thread-safe: verl calls it in the
     threads of its reward workers.
 
     Args:
@@ -123,10 +124,10 @@ def compute_score(
         TypeError, ValueError: the ground truth is no answer: the data is at fault, not the response.
     """
     settings = _settings(frozenset((name, value) for name, value in kwargs.items() if name not in _VERLS_OWN))
-    gold = _true_answers(ground_truth)
+    gold = true_answers(ground_truth)
     if not isinstance(solution_str, str):
         return _unscored("not_text", NO_ANSWER)
-    answer = final_answer(solution_str, settings.style)
+    answer = final_answer(solution_str, settings.style, settings.unfinished_box)
     pred = NO_ANSWER if not answer else answer[:_PRED_CHARS]
     if settings.truncated != "score" and _is_truncated(extra_info):
         return _unscored("truncated", pred) if settings.truncated == "unscored" else _scored(False, pred, settings)
@@ -144,26 +145,21 @@ def _is_right(gold: list[str], answer: str | None, settings: MathSettings) -> bo
         return True
     if len(answer) > settings.max_answer_chars:
         return False
-    number = _number(answer)
-    if number is not None:
-        numbers = [_number(true) for true in gold]
-        if number in numbers:
+    if answer.isdecimal() and all(map(str.isdecimal, gold)):
+        # Most answers are such, and need no more.
+        return answer.lstrip("0") in [true.lstrip("0") for true in gold]
+    given, unsure = tidy(formula(answer)), []
+    for true in gold:
+        true = tidy(formula(true))
+        verdict = decide(true, given)
+        if verdict:
             return True
-        # Decimals may be rounded ones, which math-verify allows for.
-        if None not in numbers and not any("." in text for text in (answer, *gold)):
-            return False
+        if verdict is None:
+            unsure.append(true)
+    if not unsure:
+        return False
     pool = settings.pool
-    return _verdicts.get((pool, tuple(gold), answer), lambda: shared_pool(pool).judge(gold, answer))
-
-
-def _number(text: str) -> Fraction | None:
-    """The value of a plain integer, fraction or decimal; None where it is anything else."""
-    for pattern in _NUMBERS:
-        if match := pattern.fullmatch(text):
-            under = int(match["under"] or 1)
-            value = Fraction(int(match["over"]), under) if under else None
-            return -value if value is not None and match["sign"] == "-" else value
-    return Fraction(text) if _DECIMAL.fullmatch(text) else None
+    return _verdicts.get((pool, tuple(unsure), given), lambda: shared_pool(pool).judge(unsure, given))
 
 
 def _scored(right: bool, pred: str, settings: MathSettings) -> dict[str, Any]:
@@ -175,7 +171,12 @@ def _unscored(reason: str, pred: str) -> dict[str, Any]:
     return {"score": None, "acc": None, "pred": pred, "unscored": reason}
 
 
-def _true_answers(ground_truth: Any) -> list[str]:
+def true_answers(ground_truth: Any) -> list[str]:
+    """The true answers of a row without what stands around them.
+
+    Raises:
+        TypeError, ValueError: it is no answer.
+    """
     given = ground_truth
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         given = [given]

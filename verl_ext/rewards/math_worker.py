@@ -1,8 +1,8 @@
 """The process in which answers of a model meet math-verify: one answer at a time, bounded in time, memory and files.
 
-`python -m verl_ext.rewards.math_worker DEADLINE_S MEMORY_MB` reads one JSON request a line from standard input
+`python -m verl_ext.rewards.math_worker DEADLINE_S MEMORY_MB MODULE` reads one JSON request a line from standard input
 (`{"gold": [...], "answer": ...}`) and answers each with one JSON line (`{"right": ...}` or `{"unscored": name}`); see
-`pool`. It ends when its input ends.
+`pool`. MODULE has the function `same` that compares two answers. It ends when its input ends.
 
 The deadline is the kernel's: a timer without handler ends the process wherever it is, also where nobody is left to
 wait for it. It counts processor time, so that a verdict does not depend on what else the machine is doing; a second
@@ -12,12 +12,13 @@ operation on a large integer never sees.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
 import signal
 import sys
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
 CLOCK_FACTOR = 10
@@ -27,54 +28,35 @@ _MIB = 1 << 20
 _RECYCLE_EVERY = 64
 
 
-def judge(gold: list[str], answer: str) -> bool:
-    """Whether the answer equals one of the true ones, as math-verify 0.9 sees it.
+def judge(same: Callable[[str, str], bool], gold: list[str], answer: str) -> bool:
+    """Whether the answer equals one of the true ones.
 
     Args:
-        gold: true answers, of which any will do; LaTeX without delimiters.
+        same: compares a true answer and another one.
+        gold: true answers, of which any will do; tidy LaTeX without delimiters.
         answer: the final answer, without the text around it.
 
     Raises:
         Exception: what comparing raised, if no comparison said yes.
     """
-    from math_verify import verify
-
     failure = None
-    for target in _parse(answer):
-        for text in gold:
-            for true in _parse_gold(text):
-                try:
-                    if verify(true, target, timeout_seconds=None, raise_on_error=True):
-                        return True
-                except Exception as error:
-                    failure = error
+    for true in gold:
+        try:
+            if same(true, answer):
+                return True
+        except Exception as error:
+            failure = error
     if failure is not None:
         raise failure
     return False
 
 
-def _parse(text: str) -> list[Any]:
-    """What math-verify reads: SymPy objects, then the text itself; what cannot be read is text alone."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-
-    latex = LatexExtractionConfig(boxed_match_priority=0)
-    if "$" in text.replace("\\$", "") or "\\(" in text or "\\[" in text:
-        # Prose around a formula: math-verify looks for the formula.
-        return parse(text, [latex, ExprExtractionConfig()], parsing_timeout=None, raise_on_error=True)
-    return parse(f"\\boxed{{{text}}}", [latex], parsing_timeout=None, raise_on_error=True)
-
-
-@lru_cache(maxsize=1024)
-def _parse_gold(text: str) -> list[Any]:
-    return _parse(text)
-
-
-def _warm_up() -> None:
+def _warm_up(same: Callable[[str, str], bool]) -> None:
     """Read the usual kinds of answers once: the parser builds its tables on first use, a tenth of a second each."""
     for answer in (r"\frac{1}{2}", "x^2+3x+2", "(1,2)", r"\{1,2\}", r"3\sqrt{2}", "x=5", "[1,2)", r"2\pi", "1,2"):
-        judge([answer], answer + " ")
-    judge(["1/2"], "0.5")
-    judge(["x+1"], "1+x")
+        same(answer, answer + " ")
+    same("1/2", "\\sqrt{2}")
+    same("x+1", "1+x")
 
 
 def _limit(memory_mb: int) -> None:
@@ -110,7 +92,8 @@ def main() -> None:
         replies.flush()
 
     try:
-        _warm_up()
+        same = importlib.import_module(sys.argv[3]).same
+        _warm_up(same)
         _limit(memory_mb)
     except Exception as error:
         reply(failed=repr(error)[:500])
@@ -123,7 +106,7 @@ def main() -> None:
         request = json.loads(line)
         _set_timers(deadline_s)
         try:
-            fields = {"right": judge(request["gold"], request["answer"])}
+            fields = {"right": judge(same, request["gold"], request["answer"])}
         except MemoryError:
             fields = {"unscored": "memory"}
         except Exception as error:

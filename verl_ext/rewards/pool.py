@@ -20,6 +20,9 @@ from dataclasses import dataclass
 
 from verl_ext.rewards.math_worker import CLOCK_FACTOR
 
+COMPARER = "verl_ext.rewards.compare"
+"""Module whose `same` the workers call."""
+
 START_S = 120.0
 """Seconds a worker has to import math-verify, also on a busy machine."""
 
@@ -80,6 +83,7 @@ class _Worker:
                 "verl_ext.rewards.math_worker",
                 str(settings.deadline_s),
                 str(settings.memory_mb),
+                COMPARER,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

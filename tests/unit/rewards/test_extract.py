@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from verl_ext.rewards.extract import bare, final_answer
+from verl_ext.rewards.extract import bare, final_answer, last_boxed
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,35 @@ from verl_ext.rewards.extract import bare, final_answer
         ("an open { brace, then \\boxed{7}", "7"),
         ("Answer: 3, so \\boxed{4}", "4"),
         ("\\boxed{4}\nAnswer: 3", "3"),
-        ("\\boxed{4} but then \\boxed{12", "4"),
+        ("\\boxed{4} but then \\boxed{12", None),
+        ("\\boxed{12 and \\boxed{4}", "4"),
+        ("\\boxed{12 so\nAnswer: 4", "4"),
+        ("Answer: 4, so \\boxed{12", None),
+        ("\\[Answer: 009\\]", "009"),
+        ("\\(Answer: 5\\)", "5"),
+        ("[Answer: 5]", "5"),
+        ("[Answer: (0, 1]]", "(0, 1]"),
+        ("Answer: [0, 1)", "[0, 1)"),
+        ("\\textbf{Answer:} 5", "5"),
+        ("\\textbf{Answer}: 5", "5"),
+        ("\\textbf{Answer: 5}", "5"),
+        ("\\textbf{Answer: \\{1, 2\\}}", "\\{1, 2\\}"),
+        ("\\[\\text{Answer: } 5\\]", "5"),
+        ("$$\\textbf{Answer:}\\quad 5$$", "5"),
+        ("<answer>Answer: 5</answer>", "5"),
+        ("<b>Answer:</b> 5", "5"),
+        ("<answer>Answer: 0 < x</answer>", "0 < x"),
+        ("Answer: 5,", "5"),
+        ("Answer: 5;", "5"),
+        ("Answer: 5 \\\\", "5"),
+        ("\\boxed{\\text{Answer: } 5}", "5"),
+        ("\\boxed{Answer: $5$}", "5"),
+        ("\\boxed{5}\nAnswer: see box above", "5"),
+        ("\\boxed{5}\n**Answer:** as boxed above.", "5"),
+        ("\\boxed{5}\nAnswer: 6, see above", "6, see above"),
+        ("Answer: The answer is 5", "5"),
+        ("Answer: The probability is \\frac{3}{8}.", "\\frac{3}{8}"),
+        ("Answer: it is not 5", "it is not 5"),
         ("Answer: ", None),
         ("Answer: 3\nAnswer:", "3"),
         ("\\boxed{", None),
@@ -61,6 +89,13 @@ def test_final_answer(text, expected):
     assert final_answer(text) == expected
 
 
+def test_a_box_that_is_not_ended_is_a_setting():
+    text = "\\boxed{4} but then \\boxed{12"
+    assert final_answer(text, "boxed") is None
+    assert final_answer(text, "boxed", "earlier") == final_answer(text, "any", "earlier") == "4"
+    assert final_answer("Answer: 3\n" + text, "answer") == "3"
+
+
 def test_a_style_looks_for_nothing_else():
     text = "\\boxed{1}\nAnswer: 2"
     assert (final_answer(text, "boxed"), final_answer(text, "answer")) == ("1", "2")
@@ -82,13 +117,36 @@ def test_only_what_encloses_the_whole_is_taken_off():
 
 @pytest.mark.parametrize(
     "unit",
-    ["answer: ", "\\boxed{", "{}", "answer" + " " * 50, "\\boxed{1}", "Answer: $$ ", "}", "\\", "$", "*", "_", ". "],
+    [
+        "\\boxed{x}}",
+        "<b>",
+        "</b>",
+        "answer: }",
+        "[",
+        "]",
+        ",",
+        "~",
+        "is ",
+        "answer: ",
+        "\\boxed{",
+        "{}",
+        "answer" + " " * 50,
+        "\\boxed{1}",
+        "Answer: $$ ",
+        "}",
+        "\\",
+        "$",
+        "*",
+        "_",
+        ". ",
+    ],
 )
 def test_time_is_linear_in_100_kB_of_repeated_text(unit):
     text = unit * (100_000 // len(unit))
     started = time.process_time()
     final_answer(text)
     final_answer("Answer: " + text)
+    last_boxed("\\boxed{1" * 10_000 + "}" * 10_000)
     bare("\\boxed{" * 7000 + "1" + "}" * 7000)
     # Linear, each takes some hundredths of a second; quadratic, minutes.
     assert time.process_time() - started < 2.0

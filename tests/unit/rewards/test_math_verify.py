@@ -125,12 +125,16 @@ def test_not_knowing_whether_a_response_was_truncated_is_said_once(no_worker, ca
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"deadline": 3}, r"reward_kwargs.deadline=3: accepted is one of style, truncated, .*deadline_s"),
+        (
+            {"deadline": 3},
+            r"reward_kwargs.deadline=3: accepted is one of style, unfinished_box, truncated, .*deadline_s",
+        ),
         ({"deadline_s": 0}, r"deadline_s=0: accepted is a positive number"),
         ({"deadline_s": "5"}, r"deadline_s='5'"),
         ({"deadline_s": math.inf}, r"deadline_s=inf"),
         ({"truncated": "drop"}, r"truncated='drop': accepted is score \| wrong \| unscored"),
         ({"truncated": True}, r"truncated=True"),
+        ({"unfinished_box": "last"}, r"unfinished_box='last': accepted is wrong \| earlier"),
         ({"style": "last"}, r"style='last': accepted is any \| answer \| boxed"),
         ({"workers": 0}, r"workers=0: accepted is a whole number of at least 1"),
         ({"workers": 1.5}, r"workers=1.5"),
@@ -229,10 +233,11 @@ def test_answers_that_need_mathematics(answer, truth, right):
 
 def test_pathological_answers_are_bounded_and_the_others_keep_their_verdicts():
     bad = {
-        "\\boxed{9^{9^{9^9}}}": "deadline",
+        "\\boxed{\\sin(9^{9^{9^9}})}": "deadline",
         "\\boxed{" + "(" * 400 + "1" + ")" * 400 + "}": "deadline",
     }
-    good = {f"Answer: {i}.50": i == 2 for i in (2, 3)}
+    # A number too large to be written out is not 5/2, and needs no time.
+    good = {"\\boxed{9^{9^{9^9}}}": False, "\\boxed{2+\\frac{\\sqrt{1}}{2}}": True}
     answers = [answer for pair in zip(bad, good, strict=True) for answer in pair]
     with ThreadPoolExecutor(4) as threads:
         results = dict(zip(answers, threads.map(lambda answer: score(answer, "5/2", **QUICK), answers), strict=True))

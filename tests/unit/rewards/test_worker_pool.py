@@ -19,10 +19,15 @@ STUB = str(Path(__file__).parent / "stub")
 DEADLINE_S = 0.3
 
 
+def use_stub(monkeypatch):
+    monkeypatch.syspath_prepend(STUB)
+    monkeypatch.setattr(pool_module, "COMPARER", "stub_compare")
+
+
 @pytest.fixture
 def pool(monkeypatch):
-    """A pool whose workers find the stub in place of math-verify, which also makes them start quickly."""
-    monkeypatch.syspath_prepend(STUB)
+    """A pool whose workers find the stub in place of the comparison, which also makes them start quickly."""
+    use_stub(monkeypatch)
     pool = WorkerPool(PoolSettings(workers=2, deadline_s=DEADLINE_S, memory_mb=256))
     yield pool
     pids = pool.pids()
@@ -53,7 +58,7 @@ def test_a_worker_that_hangs_is_replaced_and_delays_no_other_answer(pool):
 
 
 def test_a_worker_that_waits_for_something_is_ended_by_the_clock(monkeypatch):
-    monkeypatch.syspath_prepend(STUB)
+    use_stub(monkeypatch)
     pool = WorkerPool(PoolSettings(workers=1, deadline_s=0.03, memory_mb=256))
     assert reason(pool, "sleep") == "deadline"
     assert pool.judge(["1"], "1")
@@ -62,7 +67,7 @@ def test_a_worker_that_waits_for_something_is_ended_by_the_clock(monkeypatch):
 
 def test_a_worker_that_the_kernel_does_not_let_run_is_replaced(monkeypatch):
     """Its timers end it only once it runs again: here the one that waits keeps the time."""
-    monkeypatch.syspath_prepend(STUB)
+    use_stub(monkeypatch)
     monkeypatch.setattr(pool_module, "_GRACE_S", 0.1)
     pool = WorkerPool(PoolSettings(workers=1, deadline_s=0.03, memory_mb=256))
     assert reason(pool, "stop") == "deadline"
@@ -159,6 +164,8 @@ def test_a_fork_of_this_process_has_no_share_in_the_pool():
 PARENT = """
 import sys, threading, time
 sys.path.insert(0, {stub!r})
+from verl_ext.rewards import pool as pool_module
+pool_module.COMPARER = "stub_compare"
 from verl_ext.rewards.pool import PoolSettings, shared_pool
 pool = shared_pool(PoolSettings(workers=2, deadline_s={deadline}, memory_mb=256))
 pool.judge(["1"], "1")
