@@ -18,6 +18,7 @@ from verl_ext.checks import Checks, Problems, State
 from verl_ext.checks.findings import Seen
 from verl_ext.checks.local import check_inputs, check_settings, check_with_verl
 from verl_ext.checks.numbers import number_problems
+from verl_ext.command_line import run_command
 from verl_ext.configuration import CONFIG_PATH
 from verl_ext.cpu import activate_cpu_platform
 from verl_ext.launch.cleanup import run_guard
@@ -79,4 +80,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -20,6 +20,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_ext.command_line import run_command
 from verl_ext.configuration import CONFIG_PATH
 from verl_ext.files import restrict_umask, write_whole
 from verl_ext.launch.cluster_runs import run_on_cluster
@@ -158,4 +159,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main, "compare")

@@ -11,6 +11,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
@@ -40,6 +41,20 @@ def _searchpath() -> list[str]:
     """
     packages = {f"pkg://{point.value}" for point in entry_points(group="verl_ext.configs")}
     return [f"file://{_verl_config_dir()}", *sorted(packages)]
+
+
+def group_options(group: str) -> list[str]:
+    """Names of a group's choices, e.g. `uniform` of `allocation/allocator`, `cpu/sara` of `recipe`.
+
+    Looks in this package's configuration and in those of packages with rules.
+    """
+    names = set()
+    for package in (CONFIG_MODULE, *(point.value for point in entry_points(group="verl_ext.configs"))):
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            root = Path(folder, group)
+            names |= {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml")}
+    return sorted(name for name in names if name.rpartition("/")[2] != "base")
 
 
 OmegaConf.register_new_resolver("verl_ext_searchpath", _searchpath, replace=True)

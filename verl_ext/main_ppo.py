@@ -15,6 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_ext.checks import Checks, Finding, Problems, State
 from verl_ext.checks.local import check_inputs, check_settings, check_with_verl
+from verl_ext.command_line import run_command
 from verl_ext.configuration import CONFIG_PATH
 from verl_ext.cpu import CpuPlatformError, activate_cpu_platform
 from verl_ext.files import restrict_umask
@@ -132,4 +133,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

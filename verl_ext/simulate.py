@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 from verl_ext.allocation.settings import SettingError  # noqa: E402
+from verl_ext.command_line import run_command  # noqa: E402
 from verl_ext.configuration import CONFIG_PATH  # noqa: E402
 from verl_ext.files import restrict_umask, write_whole  # noqa: E402
 from verl_ext.runs.outcome_records import RecordError  # noqa: E402
@@ -137,4 +138,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main, "simulate")

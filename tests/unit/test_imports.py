@@ -14,7 +14,7 @@ FLOORS = (
     {"files", "masking", "after_import"},
     {"allocation"},
     {"tiny", "rewards", "cpu"},
-    {"configuration", "data", "runs"},
+    {"configuration", "command_line", "data", "runs"},
     {"launch", "rollout", "simulation"},
     {"training", "reports", "lab"},
     {"checks"},

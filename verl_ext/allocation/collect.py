@@ -203,6 +203,7 @@ def _finish(
     batch = allocator.finish(ctx)
     waiting = allocator.waiting(ctx)
     _check_batch(ctx, batch, waiting)
+    pool.look_at([group.prompt for group in ctx.groups if group.offered_at == ctx.step])
     _observe(ctx, selector, allocator.group_size, waiting)
     for group in waiting:
         ledger.wait(group.outcomes)
@@ -354,6 +355,12 @@ def _metrics(
     for fate, outcomes in by_fate.items():
         metrics[f"fate/{fate.value}"] = float(len(outcomes))
         metrics[f"fate_tokens/{fate.value}"] = float(sum(outcome.response_tokens for outcome in outcomes))
-    for part, numbers in (("", allocator.metrics()), ("selector/", selector.metrics()), ("pool/", pool.metrics())):
+    offered = {
+        "offered_solved": sum(0 < group.trials == group.successes for group in fresh),
+        "offered_failed": sum(group.successes == 0 < group.trials for group in fresh),
+        "offered_mixed": sum(group.mixed for group in fresh),
+    }
+    chosen = pool.coverage() | offered | selector.metrics()
+    for part, numbers in (("", allocator.metrics()), ("selector/", chosen), ("pool/", pool.metrics())):
         metrics.update({part + name: float(value) for name, value in numbers.items()})
     return metrics

@@ -63,6 +63,11 @@ class StepContext:
         return self.budget - self.issued
 
     @property
+    def epoch(self) -> int:
+        """The prompts' epoch, from 0."""
+        return 0 if self._pool is None else self._pool.epoch
+
+    @property
     def rounds_left(self) -> int:
         """Rounds that may still generate, the current one included; streaming, of a group without a request yet."""
         return self.max_rounds if self.streaming else self.max_rounds - self.round + 1

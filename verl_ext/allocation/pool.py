@@ -38,6 +38,9 @@ def _jsonable(value: Any) -> Any:
     raise TypeError(f"prompt_key: {type(value).__name__} has no JSON form")
 
 
+_NEVER = -1
+
+
 class PromptPool:
     """Prompts in epochs, without loss at an epoch's edge.
 
@@ -83,6 +86,10 @@ class PromptPool:
         self._offered = np.zeros(size, bool)
         self._in_step = np.zeros(size, bool)
         self._held = np.zeros(size, bool)
+        self._looks = 0  # prompts looked at so far
+        self._steps = 0
+        self._last_look = np.full(size, _NEVER)  # the number of the look that was a prompt's last
+        self._last_step = np.zeros(size, np.int32)  # and its step
         self.epoch = 0
         """Number of the current epoch, from 0."""
         self._order: np.ndarray | None = None
@@ -156,6 +163,29 @@ class PromptPool:
         """Nothing can ever be offered again."""
         return bool(self._retired.all())
 
+    def look_at(self, rows: Sequence[int]) -> None:
+        """A step ends that asked for rollouts of these prompts, in this order."""
+        self._steps += 1
+        self._last_look[rows] = np.arange(self._looks, self._looks + len(rows))
+        self._last_step[rows] = self._steps
+        self._looks += len(rows)
+
+    def rested(self) -> np.ndarray:
+        """Prompts looked at since each was, as a share of those that are not retired; inf where one never was."""
+        live = max(1, int((~self._retired).sum()))
+        return np.where(self._last_look == _NEVER, np.inf, (self._looks - 1 - self._last_look) / live)
+
+    def coverage(self) -> dict[str, float]:
+        """``distinct_share``: different prompts among the latest looks, as many as there are prompts in play;
+        ``longest_unseen``: steps since the prompt in play was looked at that was not for the longest time."""
+        live = ~self._retired
+        window = min(self._looks, int(live.sum()))
+        recent = int((self._last_look >= self._looks - window).sum()) if window else 0
+        return {
+            "distinct_share": recent / window if window else 1.0,
+            "longest_unseen": float(self._steps - self._last_step[live].min()) if live.any() else 0.0,
+        }
+
     def metrics(self) -> dict[str, float]:
         """Epoch, share of it that was offered, and how many prompts are out."""
         live = ~self._retired
@@ -167,13 +197,17 @@ class PromptPool:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, cursor and three bits a prompt."""
+        """Epoch, cursor, and 12 bytes and three bits a prompt."""
         return {
             "keys": self._keys_digest,
             "order": self._order_digest(),
             "epoch": self.epoch,
             "cursor": self._cursor,
             "again": self._again,
+            "looks": self._looks,
+            "steps": self._steps,
+            "last_look": self._last_look.copy(),
+            "last_step": self._last_step.copy(),
             "retired": np.packbits(self._retired),
             "deferred": np.packbits(self._deferred),
             "offered": np.packbits(self._offered),
@@ -185,7 +219,9 @@ class PromptPool:
         Raises:
             StateError: keys differ, or the prompts or their order are not those the state was saved with.
         """
-        check_keys("pool", state, ("keys", "order", "epoch", "cursor", "again", "retired", "deferred", "offered"))
+        masks = {"retired": self._retired, "deferred": self._deferred, "offered": self._offered}
+        arrays = {"last_look": self._last_look, "last_step": self._last_step}
+        check_keys("pool", state, ("keys", "order", "epoch", "cursor", "again", "looks", "steps", *arrays, *masks))
         check_same("pool", state, keys=self._keys_digest)
         epoch, order = self.epoch, self._order
         self.epoch, self._order = int(state["epoch"]), None
@@ -195,7 +231,10 @@ class PromptPool:
             self.epoch, self._order = epoch, order
             raise
         self._cursor, self._again = int(state["cursor"]), int(state["again"])
-        for name, mask in (("retired", self._retired), ("deferred", self._deferred), ("offered", self._offered)):
+        self._looks, self._steps = int(state["looks"]), int(state["steps"])
+        for name, array in arrays.items():
+            array[:] = state[name]
+        for name, mask in masks.items():
             mask[:] = np.unpackbits(np.asarray(state[name], np.uint8), count=len(self)).astype(bool)
         self._in_step[:] = self._held[:] = False
 

@@ -70,6 +70,12 @@ def _check_rounds(config: DictConfig, settings: AllocationSettings, allocator: A
                 f"allocation.rounds=streaming with actor_rollout_ref.rollout.name={engine}: single requests can be "
                 "aborted in vllm only; accepted is vllm, or allocation.rounds=barrier"
             )
+        if OmegaConf.select(config, "actor_rollout_ref.rollout.disaggregation.enabled"):
+            raise SettingError(
+                "allocation.rounds=streaming with actor_rollout_ref.rollout.disaggregation.enabled=True: a request "
+                "that one server prefills and another decodes cannot be aborted; accepted is False, or "
+                "allocation.rounds=barrier"
+            )
     if settings.max_rounds < allocator.least_rounds:
         raise SettingError(
             f"allocation.max_rounds={settings.max_rounds}: at least {allocator.least_rounds} is accepted with "
@@ -80,6 +86,22 @@ def _check_rounds(config: DictConfig, settings: AllocationSettings, allocator: A
 def _unsupported(config: DictConfig) -> list[str]:
     """What verl can do, but not together with rounds within a step."""
     problems = []
+    if config.actor_rollout_ref.rollout.get("full_determinism"):
+        problems.append(
+            "actor_rollout_ref.rollout.full_determinism=True: every request of a server is sampled with the same seed, "
+            "so that all rollouts of a group are one and the same; accepted is False"
+        )
+    if not config.actor_rollout_ref.get("hybrid_engine", True):
+        problems.append(
+            "actor_rollout_ref.hybrid_engine=False: is for verl's trainer mode separate_async; here the engines share "
+            "the trainer's devices, accepted is True"
+        )
+    if folder := config.trainer.get("default_hdfs_dir"):
+        problems.append(
+            f"trainer.default_hdfs_dir={folder}: verl copies the weights there, but neither the state of the rules nor "
+            "that of the data, and resumes from none of it; accepted is null, with trainer.default_local_dir in a "
+            "folder that lasts"
+        )
     reward_model = config.reward.reward_model
     if reward_model.enable and not reward_model.enable_resource_pool:
         problems.append(
@@ -124,6 +146,17 @@ def _unsupported(config: DictConfig) -> list[str]:
             f"which no rule issues; accepted are grpo, rloo, reinforce_plus_plus, gae and their kin"
         )
     return problems
+
+
+def warnings_of(config: DictConfig) -> tuple[str, ...]:
+    """What does not stop a run, but should be known."""
+    engine = config.actor_rollout_ref.rollout.name
+    if engine == "vllm":
+        return ()
+    return (
+        f"actor_rollout_ref.rollout.name={engine}: a session that is over allocation.deadline_s counts as failed, but "
+        "only vllm is told to end it: the engine goes on generating it beside the step's other rollouts",
+    )
 
 
 def _check_storage(config: DictConfig, settings: AllocationSettings, budget: StepBudget) -> None:

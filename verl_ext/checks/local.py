@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.checks.allocation import check_config
+from verl_ext.checks.allocation import check_config, warnings_of
 from verl_ext.checks.numbers import number_problems
 from verl_ext.checks.versions import check_versions, version_warnings
 from verl_ext.training.settings import AllocationSettings
@@ -128,7 +128,7 @@ def _settings(config: DictConfig) -> Seen:
             raise Problems(*problems)
         return Seen("trainer.v1.trainer_mode=sync: verl's own trainer; nothing under allocation is used")
     settings, budget = check_config(config)
-    return Seen(budget.describe(), settings)
+    return Seen(budget.describe(), settings, warnings_of(config))
 
 
 def _versions(config: DictConfig) -> Seen:

@@ -30,6 +30,12 @@ _OR_ALL = (_whole(-1)[0], "a whole number of at least 1, or -1 for all")
 _OR_NULL = (lambda value: value is None or _POSITIVE[0](value), f"null, or {_POSITIVE[1]}")
 _SHARE = (lambda value: _is_number(value) and 0 < value <= 1, "a number in (0, 1]")
 
+PARALLEL = tuple(
+    f"actor_rollout_ref.rollout.{name}_size"
+    for name in ("tensor_model_parallel", "data_parallel", "pipeline_model_parallel")
+)
+"""Their product is the number of ranks of a replica of the engine."""
+
 NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "algorithm.gamma": _WEIGHT,
     "algorithm.lam": _WEIGHT,
@@ -45,7 +51,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "actor_rollout_ref.rollout.top_p": _SHARE,
     "actor_rollout_ref.rollout.top_k": _OR_ALL,
     "actor_rollout_ref.rollout.gpu_memory_utilization": _SHARE,
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": _POSITIVE,
+    **{name: _POSITIVE for name in PARALLEL},
     "actor_rollout_ref.rollout.max_num_seqs": _POSITIVE,
     "actor_rollout_ref.rollout.agent.num_workers": _POSITIVE,
     "actor_rollout_ref.rollout.val_kwargs.n": _POSITIVE,
@@ -76,10 +82,11 @@ def number_problems(config: DictConfig) -> list[str]:
     if problems:
         return problems
     ranks = values["trainer.n_gpus_per_node"] * values["trainer.nnodes"]
-    parallel = values["actor_rollout_ref.rollout.tensor_model_parallel_size"]
-    if ranks % parallel:
+    replica = math.prod(values[name] for name in PARALLEL)
+    if ranks % replica:
+        sizes = " x ".join(f"{name}={values[name]}" for name in PARALLEL if values[name] > 1)
         problems.append(
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={parallel} does not divide the {ranks} ranks "
+            f"{sizes} does not divide the {ranks} ranks "
             f"(trainer.n_gpus_per_node={values['trainer.n_gpus_per_node']} x trainer.nnodes={values['trainer.nnodes']})"
         )
     longest = OmegaConf.select(config, "actor_rollout_ref.rollout.max_model_len")

@@ -98,11 +98,15 @@ class SimulatedBackend:
         return outcomes
 
     def _uniform(self, row: np.ndarray, offered_at: np.ndarray, session: np.ndarray, stream: int) -> np.ndarray:
-        """Uniform numbers in [0, 1), by a hash of the counters (SplitMix64's finaliser after each)."""
-        x = np.full(len(row), self._seed, np.uint64)
-        for part in (row, offered_at, session, stream):
-            x = _mix(x + np.uint64(0x9E3779B97F4A7C15) + np.asarray(part).astype(np.uint64))
-        return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return counter_uniform(self._seed, row, offered_at, session, stream)
+
+
+def counter_uniform(seed: int | np.uint64, row: np.ndarray, *others: np.ndarray | int) -> np.ndarray:
+    """Uniform numbers in [0, 1) of ``row``'s shape, a hash of seed and counters (SplitMix64's finaliser after each)."""
+    x = np.full(len(row), np.uint64(int(seed) & 0xFFFFFFFFFFFFFFFF), np.uint64)
+    for part in (row, *others):
+        x = _mix(x + np.uint64(0x9E3779B97F4A7C15) + np.asarray(part).astype(np.uint64))
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

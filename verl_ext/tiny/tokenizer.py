@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from transformers import Qwen2Tokenizer
 
+from verl_ext.tiny.tokens import END_ID, PAD_ID, START_ID
+
+__all__ = ["END_ID", "PAD_ID", "START_ID", "make_tokenizer"]
+
 PAD_TOKEN, START_TOKEN, END_TOKEN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-PAD_ID, START_ID, END_ID = 256, 257, 258
 
 # The prompt is the user's text and nothing else. An assistant's turn ends as in Qwen's own template, which is what
 # verl's Qwen token builder expects between turns.

@@ -210,7 +210,7 @@ def resolve_budget(config: DictConfig, settings: AllocationSettings) -> StepBudg
         rows_per_group=min(keep or group_size, group_size),
         mini_batches=train_batch_size // actor.ppo_mini_batch_size,
         ppo_epochs=actor.ppo_epochs,
-        ranks=config.trainer.n_gpus_per_node * config.trainer.nnodes,
+        ranks=data_parallel_ranks(config),
         min_group_rows=1 if config.algorithm.adv_estimator in UNGROUPED_ESTIMATORS else 2,
     )
     if budget.rollouts < group_size:
@@ -219,6 +219,31 @@ def resolve_budget(config: DictConfig, settings: AllocationSettings) -> StepBudg
             f"allocation.allocator.group_size={group_size}"
         )
     return budget
+
+
+def data_parallel_ranks(config: DictConfig) -> int:
+    """Ranks of the actor that hold different rows: all, but for those that share a sequence (FSDP with Ulysses) or a
+    model (Megatron).
+
+    Raises:
+        SettingError: they do not divide the ranks there are, by name.
+    """
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    actor = config.actor_rollout_ref.actor
+    if actor.strategy == "megatron":
+        names = [f"megatron.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context")]
+    else:
+        # verl's actor has it twice; the deprecated one is taken where it is above 1.
+        deprecated = actor.get("ulysses_sequence_parallel_size", 1) > 1
+        names = [("" if deprecated else "fsdp_config.") + "ulysses_sequence_parallel_size"]
+    sizes = {f"actor_rollout_ref.actor.{name}": OmegaConf.select(actor, name, default=1) for name in names}
+    for name, size in sizes.items():
+        _positive_int(name, size)
+    shared = math.prod(sizes.values())
+    if ranks % shared:
+        said = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+        raise SettingError(f"{said} does not divide the {ranks} ranks (trainer.n_gpus_per_node x trainer.nnodes)")
+    return ranks // shared
 
 
 def rows_multiple(config: DictConfig, use_critic: bool, use_reference: bool) -> int:

@@ -31,6 +31,12 @@ BY_ITSELF = [
     (f"{ROLLOUT}.top_k", -2, "-1 for all"),
     (f"{ROLLOUT}.gpu_memory_utilization", 50, r"\(0, 1\]"),
     (f"{ROLLOUT}.tensor_model_parallel_size", 2, "does not divide the 1 ranks"),
+    (f"{ROLLOUT}.data_parallel_size", 2, "does not divide the 1 ranks"),
+    (f"{ROLLOUT}.data_parallel_size", 0, "at least 1"),
+    (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "does not divide the 1 ranks"),
+    (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 2, "does not divide the 1 ranks"),
+    (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 0, "at least 1"),
+    (f"{ACTOR}.ulysses_sequence_parallel_size", 2, "does not divide the 1 ranks"),
     (f"{ROLLOUT}.agent.num_workers", 0, "at least 1"),
     (f"{ROLLOUT}.val_kwargs.n", 0, "at least 1"),
     (f"{ROLLOUT}.max_model_len", 18, "at least 19"),
@@ -112,6 +118,9 @@ BY_ITSELF = [
     ("data.gen_batch_size", 1, "accepted is null"),
     ("data.gen_batch_size", 32, None),  # the batch's own size: nothing else than null
     (f"{ROLLOUT}.router_config_path", "router.yaml", "before it has tokens to route by"),
+    (f"{ROLLOUT}.full_determinism", True, "one and the same; accepted is False"),
+    ("actor_rollout_ref.hybrid_engine", False, "accepted is True"),
+    ("trainer.default_hdfs_dir", "hdfs://x/y", "neither the state of the rules"),
     (f"{ACTOR}.shuffle", True, "padding alone"),
     ("critic.shuffle", True, "padding alone"),
     # files and folders
@@ -195,6 +204,58 @@ def test_fewer_rounds_than_the_rule_needs_are_refused_before_ray(recipe, least):
 def test_sara_that_stops_with_its_probe_needs_one_round():
     values = {"allocation.max_rounds": 1, "allocation.allocator.commit": "stop"}
     assert problems_of(config_with(**values), with_verl=False) == []
+
+
+@pytest.mark.bad_input
+def test_streaming_needs_requests_that_can_be_aborted():
+    values = {"allocation.rounds": "streaming"}
+    assert problems_of(config_with(**values), with_verl=False) == []
+    split = {f"{ROLLOUT}.disaggregation.enabled": True}
+    assert problems_of(config_with(**split), with_verl=False) == []
+    (problem,) = problems_of(config_with(**values, **split), with_verl=False)
+    assert "disaggregation.enabled=True" in problem and "allocation.rounds=barrier" in problem
+    (problem,) = problems_of(config_with(**values, **{f"{ROLLOUT}.name": "sglang"}), with_verl=False)
+    assert "rollout.name=sglang: single requests can be aborted in vllm only" in problem
+
+
+def test_an_engine_that_is_not_told_of_deadlines_is_a_warning():
+    def warnings(engine):
+        checks = Checks()
+        check_settings(config_with(**{f"{ROLLOUT}.name": engine}), checks)
+        return [text for text in found(checks, State.WARNING) if "deadline_s" in text]
+
+    assert warnings("vllm") == []
+    (said,) = warnings("sglang")
+    assert "rollout.name=sglang" in said and "goes on generating" in said
+
+
+def test_a_replica_of_the_engine_is_all_of_its_ranks():
+    def problems(tensor, data):
+        values = {f"{ROLLOUT}.tensor_model_parallel_size": tensor, f"{ROLLOUT}.data_parallel_size": data,
+                  "trainer.n_gpus_per_node": 4}  # fmt: skip
+        return problems_of(config_with(**values), with_verl=False)
+
+    assert problems(2, 2) == problems(1, 4) == problems(4, 1) == []
+    (problem,) = problems(2, 4)
+    assert f"{ROLLOUT}.tensor_model_parallel_size=2 x {ROLLOUT}.data_parallel_size=4 does not divide the 4" in problem
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks"),
+    [
+        ({}, 8),
+        ({"fsdp_config.ulysses_sequence_parallel_size": 2}, 4),
+        ({"ulysses_sequence_parallel_size": 4}, 2),
+        ({"strategy": "megatron", "megatron": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2,
+                                               "context_parallel_size": 1}}, 2),
+    ],
+)  # fmt: skip
+def test_ranks_that_share_a_sequence_or_a_model_count_once(values, ranks):
+    checks = Checks()
+    config = config_with(**{"trainer.n_gpus_per_node": 8}, **{f"{ACTOR}.{name}": v for name, v in values.items()})
+    check_settings(config, checks)
+    (said,) = [finding.text for finding in checks.findings if finding.check == "settings"]
+    assert f"optimizer steps on {ranks} ranks" in said
 
 
 def test_all_independent_problems_are_said():

@@ -27,18 +27,18 @@ class PilotCommitSettings(AllocatorSettings):
     """Settings of Pilot-Commit.
 
     ``group_size`` is ``n_pilot + n_commit``, the size of a finished group; a group has ``n_pilot_kept + n_commit``
-    rows. A step costs 0.75 + 0.25 / (share of pilots in the band) times the rollouts of GRPO with the published
-    sizes: 1.5 times where a third passes.
+    rows. With the published sizes a step costs 0.75 + 0.25 / share times the rollouts of GRPO, the share being that of
+    pilots in the band; with ``wave: full``, as published, at least 1.5 times: max(1.5, 0.75 + 0.25 / share).
 
     SPEED-RL is the open band (0, 1), any mixed pilot. The bounds here are inclusive and p_hat is a multiple of
     1 / n_pilot, so that any ``p_lower`` in (0, 1 / n_pilot] with ``p_upper = 1 - p_lower`` is that band, e.g. 0.001 and
-    0.999; with ``p_solve: null`` (it retires nothing), ``n_pilot: 4`` and ``n_commit: 12``.
+    0.999; with ``p_solve: null`` (it retires nothing), and 4 of 16 rollouts as the pilot.
     """
 
     group_size: int = 64
     """Rollouts of a finished group: n_pilot + n_commit."""
-    n_pilot: int = 16
-    """Rollouts of a prompt's pilot."""
+    n_pilot: int | Literal["auto"] = "auto"
+    """Rollouts of a prompt's pilot; auto: a quarter of ``group_size``, 16 of 64 as published, and at least 2."""
     n_commit: int | None = None
     """Rollouts added to a qualified pilot; null: group_size - n_pilot, 48 of 64."""
     p_lower: float = 0.125
@@ -53,26 +53,36 @@ class PilotCommitSettings(AllocatorSettings):
     readmit: bool = False
     """Whether all prompts come back once every one is retired; else the run ends there."""
     gen_multiple: float = 3.0
-    """Pilots of a wave in units of the batch (G = gen_multiple x stop.groups)."""
+    """Most pilots of a wave in units of the batch (G = gen_multiple x stop.groups)."""
+    wave: Literal["need", "full"] = "need"
+    """Pilots of a wave: ``need``, as many as are likely to qualify for the groups missing (see :func:`pilots_for`);
+    ``full``, always G, as published."""
     binding: bool = True
     """True: one round carries the commits of prompts qualified in an earlier step and the pilots for the next one, and
     only the first step needs a second round. False: pilots and commits within the step, in two rounds or more."""
     max_staleness: int = 4
     """A pilot older than this many versions of the weights is dropped before it can be used, exactly."""
     n_pilot_kept: int | None = None
-    """Pilot rollouts trained on, chosen by variance of their scores when the prompt is committed; null: all."""
+    """Pilot rollouts trained on, chosen when the prompt is committed; null: all."""
+    pilots_kept: Literal["max_variance", "first"] = "max_variance"
+    """Which those are: with the largest variance of scores, or the first."""
     buffer_size: int | None = None
     """Most qualified pilots kept between steps, oldest dropped first; null: as many as max_staleness waves have."""
-    buffer_order: Literal["random", "max_variance"] = "random"
-    """Which qualified pilots are committed first: any, or those with p_hat nearest 1/2 (ties: the newest)."""
+    buffer_order: Literal["random", "max_variance", "most_recent", "least_recent"] = "random"
+    """Which qualified pilots are committed first: any, those with p_hat nearest 1/2 (ties: the newest), the newest, or
+    the oldest (for which the official code takes the newest, too)."""
+    flush: bool = False
+    """Whether pilots of an earlier epoch of the prompts are dropped, as in the official code; False: only
+    ``max_staleness`` ends their waiting."""
     off_policy: Literal["recompute", "importance"] = "recompute"
     """How the update treats rollouts of an older policy; read by the training side. ``recompute``: as on-policy, with
     log-probs of the current policy, as the official code; ``importance``: corrected by the rollouts' own log-probs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.resolve("n_pilot", min(max(2, self.group_size // 4), self.group_size - 1))
         require(1 <= self.n_pilot < self.group_size, "allocator.n_pilot", self.n_pilot,
-                f"an integer in [1, {self.group_size - 1}], less than group_size={self.group_size}")  # fmt: skip
+                f"auto, or an integer in [1, {self.group_size - 1}], below group_size={self.group_size}")  # fmt: skip
         require(self.n_commit in (None, self.group_size - self.n_pilot), "allocator.n_commit", self.n_commit,
                 f"null or {self.group_size - self.n_pilot}: n_pilot={self.n_pilot} + n_commit must be "
                 f"group_size={self.group_size}")  # fmt: skip
@@ -110,8 +120,8 @@ class PilotCommit(Allocator):
     """Pilots qualify, wait in a buffer of groups, and are committed in full; a prompt waits at most once.
 
     Every round commits as many waiting pilots as the batch needs. It also carries a wave of pilots where the batch
-    needs more than wait, and, with ``binding``, in the first round, for the next step. A further round with commits
-    takes along the pilots likely to be missing from the next step's batch; none is made for pilots alone. Pilots that
+    needs more than wait, and, with ``binding``, those likely to be missing from the next step's batch; no further round
+    is made for these alone. Pilots that
     the step itself needs leave budget for the commits they are likely to lead to.
     """
 
@@ -123,6 +133,7 @@ class PilotCommit(Allocator):
         self._rate = CommitRate(sum(in_band) / len(in_band))  # under a uniform prior every count is as likely
         self._waiting = WaitingGroups(settings.max_staleness)
         self._solved: dict[int, int] = {}  # by prompt: solved pilots in a row, where a retirement is still open
+        self._epochs: dict[str, int] = {}  # by pilot that waits: the prompts' epoch that it was offered in
         self._numbers: dict[str, float] = {}
 
     @property
@@ -146,6 +157,11 @@ class PilotCommit(Allocator):
         require(ctx.max_rounds >= self.least_rounds, "max_rounds", ctx.max_rounds,
                 "2 or more with pilot_commit: pilots, then commits")  # fmt: skip
         self._buffer = self._waiting.resume(ctx)  # qualified pilots, oldest first
+        flushed = [g for g in self._buffer if self.settings.flush and self._epochs[g.uid] < ctx.epoch]
+        for group in flushed:
+            group.verdict, group.fate = Verdict.ABANDON, Fate.STALE
+            self._buffer.remove(group)
+        self._flushed = len(flushed)
         self._wave: list[Group] = []
         self._batch: list[Group] = []
         self._pilots = self._qualified = self._retired = self._deferred = 0
@@ -160,6 +176,7 @@ class PilotCommit(Allocator):
         requests = [ctx.request(group, commit) for group in chosen]
         wave = ctx.admit(self._wave_size(need, len(chosen), ctx))
         self._wave = wave
+        self._epochs.update((group.uid, ctx.epoch) for group in wave)
         self._pilots += len(wave)
         return requests + [ctx.request(group, self.settings.n_pilot) for group in wave]
 
@@ -177,6 +194,7 @@ class PilotCommit(Allocator):
         for group in beyond:
             group.verdict, group.fate = Verdict.ABANDON, Fate.SURPLUS
         self._waiting.groups = self._buffer[len(beyond) :]
+        self._epochs = {group.uid: self._epochs[group.uid] for group in self._waiting.groups}
         lags = [ctx.lag(group) for group in self._batch]
         self._numbers = {
             "pilots": float(self._pilots),
@@ -186,6 +204,7 @@ class PilotCommit(Allocator):
             "pilots_retired": float(self._retired),
             "pilots_deferred": float(self._deferred),
             "pilots_stale": float(self._waiting.stale),
+            "pilots_flushed": float(self._flushed),
             "pilots_beyond_buffer": float(len(beyond)),
             "commits": float(len(self._batch)),
             "lag_mean": sum(lags) / len(lags) if lags else 0.0,
@@ -207,13 +226,16 @@ class PilotCommit(Allocator):
         return {
             "rate": self._rate.state_dict(),
             "waiting": self._waiting.state_dict(),
+            "epochs": [self._epochs[group.uid] for group in self._waiting.groups],
             "solved_prompts": np.array(sorted(self._solved), np.int64),
             "solved_pilots": np.array([self._solved[prompt] for prompt in sorted(self._solved)], np.int32),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("pilot_commit", state, ("rate", "waiting", "solved_prompts", "solved_pilots"))
+        check_keys("pilot_commit", state, ("rate", "waiting", "epochs", "solved_prompts", "solved_pilots"))
         self._waiting.load_state_dict(state["waiting"])
+        waiting = self._waiting.groups
+        self._epochs = {group.uid: int(epoch) for group, epoch in zip(waiting, state["epochs"], strict=True)}
         self._rate.load_state_dict(state["rate"])
         prompts, pilots = np.asarray(state["solved_prompts"]), np.asarray(state["solved_pilots"])
         self._solved = dict(zip(prompts.tolist(), pilots.tolist(), strict=True))
@@ -251,21 +273,23 @@ class PilotCommit(Allocator):
         n = min(n, len(self._buffer))
         if n <= 0:
             return []
-        draw = ctx.rng.permutation(len(self._buffer)).tolist()
-        if self.settings.buffer_order == "max_variance":
-            ranks = []
-            for group, tie in zip(self._buffer, draw, strict=True):
-                p = group.successes / group.trials
-                ranks.append((-round(p * (1 - p), 12), -group.version, tie))
-            draw = sorted(range(len(ranks)), key=ranks.__getitem__)
-        picked = set(draw[:n])
+        order = self.settings.buffer_order
+        ranks = []
+        for group, tie in zip(self._buffer, ctx.rng.permutation(len(self._buffer)).tolist(), strict=True):
+            p = group.successes / group.trials
+            variance = -round(p * (1 - p), 12) if order == "max_variance" else 0
+            age = {"random": 0, "least_recent": group.version}.get(order, -group.version)
+            ranks.append((variance, age, tie))
+        picked = set(sorted(range(len(ranks)), key=ranks.__getitem__)[:n])
         chosen = [group for i, group in enumerate(self._buffer) if i in picked]
         self._buffer = [group for i, group in enumerate(self._buffer) if i not in picked]
         keep = self.settings.n_pilot_kept
         for group in chosen:
             group.verdict = Verdict.COMMIT
             scored = group.trainable
-            if keep is not None and len(scored) > keep:
+            if keep is not None and len(scored) > keep and self.settings.pilots_kept == "first":
+                group.set_aside(outcome.session for outcome in scored[keep:])
+            elif keep is not None and len(scored) > keep:
                 kept = set(max_variance_subset([outcome.score for outcome in scored], keep, ctx.rng).tolist())
                 group.set_aside(outcome.session for i, outcome in enumerate(scored) if i not in kept)
         return chosen
@@ -278,10 +302,12 @@ class PilotCommit(Allocator):
         if need > chosen and not self._buffer:
             if ctx.rounds_left < 2 and settings.max_staleness == 0:
                 return 0  # they could never be committed
+            if settings.wave == "need":
+                wave = min(wave, pilots_for(need - chosen, self._rate.now))
             return min(wave, int(left / (settings.n_pilot + settings.commit * self._rate.now)))
         if not settings.binding or (ctx.round > 1 and not chosen):
             return 0
-        if ctx.round > 1:
+        if ctx.round > 1 or settings.wave == "need":
             wave = min(wave, pilots_for(ctx.target_groups - len(self._buffer), self._rate.now))
         return min(wave, left // settings.n_pilot)
 

@@ -1,7 +1,8 @@
-"""Predict, then select: a seeded sample of the pool is scored and served best first."""
+"""Predict, then select: a seeded sample of the pool is scored and served best first, and every prompt rests a while."""
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from ..settings import require
 from ..state import StateError, check_keys, rng_for
 from .base import Selector, SelectorSettings
 
+logger = logging.getLogger(__name__)
+
 # Scores that differ by less are ties.
 TIE_DECIMALS = 12
 
@@ -23,20 +26,26 @@ class CandidateSettings(SelectorSettings):
     """Settings of selectors that score a sample of the pool."""
 
     candidates: int = 16
-    """Candidates drawn at a time, in units of the batch (``stop.groups``)."""
+    """Candidates drawn at a time, in units of the batch (``stop.groups``); no more than have rested."""
+    spacing: float = 0.75
+    """Coverage: a prompt is no candidate again before so large a share of the prompts in play was looked at since.
+    Of as many looks as there are prompts, that share at least goes to different ones. 0: as published, with which a
+    pool smaller than ``candidates`` narrows to the few prompts that score best; 1: every prompt once an epoch."""
     seed: int = 0
     """Seed of the candidates, of ties and of any draws."""
 
     def __post_init__(self) -> None:
         require(self.candidates >= 1, "selector.candidates", self.candidates, "an integer of 1 or more")
+        require(0 <= self.spacing <= 1, "selector.spacing", self.spacing, "a number in [0, 1]")
         require(self.seed >= 0, "selector.seed", self.seed, "an integer of 0 or more")
 
 
 class CandidateSelector(Selector):
     """Draws candidates from what the pool may offer, uniformly without replacement, and serves them best first.
 
-    An allocator that comes back within the step is served on down the same candidates; once all of them are offered, as
-    many are drawn again from the rest of the pool. Randomness is by step, so that it needs no saved state.
+    Candidates are prompts that have rested (``spacing``); where fewer have than are asked for, those that have rested
+    longest. An allocator that comes back within the step is served on down the same candidates; once all of them are
+    offered, as many are drawn again from the rest of the pool. Randomness is by step, so that it needs no saved state.
     """
 
     Settings: type = CandidateSettings
@@ -47,7 +56,8 @@ class CandidateSelector(Selector):
         self._groups = 1
         self._queue: list[int] = []
         self._seen = array("q")
-        self._drawn = 0
+        self._candidates: list[int] = []  # of the step
+        self._capped = False
         self._numbers: dict[str, float] = {}
 
     def _start(self, prompts: int) -> None:
@@ -82,8 +92,7 @@ class CandidateSelector(Selector):
         elif self._prompts != len(pool):
             raise StateError(f"{type(self).__name__} knows {self._prompts} prompts and the pool has {len(pool)}")
         self._rng = rng_for(self.settings.seed, type(self).__name__, step)
-        self._queue, self._seen = [], array("q")
-        self._drawn = 0
+        self._queue, self._seen, self._candidates = [], array("q"), []
 
     def step_budget(self, groups: int, group_size: int, rollouts: int) -> int:
         self._groups = groups
@@ -110,12 +119,29 @@ class CandidateSelector(Selector):
 
     def _draw(self, n: int) -> bool:
         """Candidates for the queue; False when the pool has no more in this step."""
-        free = np.flatnonzero(self.pool.eligible())
-        size = min(len(free), self.settings.candidates * max(self._groups, n))
+        free = self._rested(n)
+        wanted = self.settings.candidates * max(self._groups, n)
+        size = min(len(free), wanted)
         if not size:
             return False
+        if size < wanted and not self._capped:
+            self._capped = True
+            logger.info(
+                "%s: %d candidates wanted, %d of %d prompts have rested: all of them are scored",
+                type(self).__name__, wanted, len(free), len(self.pool),
+            )  # fmt: skip
         rows = self._rng.choice(free, size, replace=False)  # in random order, so a stable sort breaks ties by seed
         losses = np.round(self._losses(rows, self._rng), TIE_DECIMALS)
         self._queue = rows[np.argsort(losses, kind="stable")].tolist()
-        self._drawn += size
+        self._candidates += rows.tolist()
         return True
+
+    def _rested(self, n: int) -> np.ndarray:
+        """Rows that may be offered and have rested, or the ``n`` that have rested longest."""
+        free = np.flatnonzero(self.pool.eligible())
+        rest = self.pool.rested()[free]
+        enough = rest >= self.settings.spacing
+        if enough.sum() >= n:
+            return free[enough]
+        shuffled = self._rng.permutation(len(free))
+        return free[shuffled[np.argsort(-rest[shuffled], kind="stable")[:n]]]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from scipy.special import entr
 
 from ..registry import register_selector
 from ..settings import require
@@ -34,6 +35,8 @@ def condition(counts: np.ndarray, state: np.ndarray, likelihood: np.ndarray) -> 
 
     xi_ij = e_i P_ij pi_j / sum;   pi_i = sum_j xi_ij
 
+    An observation that is impossible under A (``prior: local``) is believed all the same: xi_ij = e_i pi_j / sum.
+
     Args:
         counts: A, (3, 3, M).
         state: pi before, (3, M).
@@ -43,6 +46,9 @@ def condition(counts: np.ndarray, state: np.ndarray, likelihood: np.ndarray) -> 
         pi, (3, M), and xi, (3, 3, M).
     """
     joint = likelihood[:, None] * counts * (state / counts.sum(axis=0))
+    impossible = joint.sum(axis=(0, 1)) == 0
+    if impossible.any():
+        joint[:, :, impossible] = (likelihood[:, None] * state)[:, :, impossible]
     joint /= joint.sum(axis=(0, 1))
     return joint.sum(axis=1), joint
 
@@ -71,8 +77,15 @@ class DpsSettings(CandidateSettings):
     forget: float = 0.7
     """lambda, weight that a prompt's transition counts keep each step; what they lose goes back to the prior. .95 is
     better once nothing moves, and worse while learning."""
-    prior: float = 1.0
-    """Prior weight of every transition."""
+    prior: float | Literal["progress", "stability", "local"] = 1.0
+    """Prior weights of the transitions: a number for all of them, or one of the official code's: ``progress`` (1, and
+    .5 to a worse state), ``stability`` (1, and .5 to another state), ``local`` (1, and 0 between all failed and all
+    passed)."""
+    start: Literal["uniform", "failed", "mixed", "passed"] = "uniform"
+    """State of a prompt that has not been a candidate yet, which its first prediction is, too."""
+    entropy: float = 0.0
+    """Weight of the entropy of the predicted state in a candidate's score (the official ``topk+entropy``): above 0,
+    prompts of which little is known are preferred."""
     censored: Literal["hard", "soft"] = "hard"
     """What an abandoned prefix says, e.g. 4 of 4 failed where the group has 8: ``hard``: the group would have failed;
     ``soft``: that weighed with the chance that it would have become mixed, by the prefix's length. Hard labels learn
@@ -81,48 +94,72 @@ class DpsSettings(CandidateSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.forget <= 1, "selector.forget", self.forget, "a number in [0, 1]")
-        require(0 < self.prior < float("inf"), "selector.prior", self.prior, "a finite number above 0")
+        require(isinstance(self.prior, str) or 0 < self.prior < float("inf"), "selector.prior", self.prior,
+                "a finite number above 0, progress, stability, or local")  # fmt: skip
+        require(0 <= self.entropy < float("inf"), "selector.entropy", self.entropy, "a finite number of 0 or more")
+
+    def prior_counts(self) -> np.ndarray:
+        """A_0, (3, 3, 1): to the first index from the second."""
+        to, of = np.indices((3, 3))
+        if self.prior == "progress":
+            return np.where(to < of, 0.5, 1.0)[:, :, None]
+        if self.prior == "stability":
+            return np.where(to != of, 0.5, 1.0)[:, :, None]
+        if self.prior == "local":
+            return np.where(abs(to - of) == 2, 0.0, 1.0)[:, :, None]
+        return np.full((3, 3, 1), float(self.prior))
 
 
 @register_selector("dps")
 class Dps(CandidateSelector):
-    """Offers the candidates most likely to be mixed.
+    """Offers the candidates most likely to be mixed, by pi'_mixed + w H(pi') with pi' = P pi and w = ``entropy``.
 
     Each step, for every prompt: A <- lambda A + (1 - lambda) A_0, plus the transition seen if it was observed;
-    pi <- the state seen, or P pi. What is unscorable is unobserved. After about 40 steps without observation,
-    predictions agree to within rounding: they are rounded, and such ties broken by the seed.
+    pi <- the state seen, or P pi. A prompt that has never been a candidate stays as it starts. What is unscorable is
+    unobserved. After about 40 steps without observation, predictions agree to within rounding: they are rounded, and
+    such ties broken by the seed.
     """
 
     Settings = DpsSettings
 
     def _start(self, prompts: int) -> None:
-        self._counts = np.full((3, 3, prompts), self.settings.prior)
-        self._state = np.full((3, prompts), 1 / 3)
+        start = self.settings.start
+        first = np.full(3, 1 / 3) if start == "uniform" else np.eye(3)[("failed", "mixed", "passed").index(start)]
+        self._counts = np.tile(self.settings.prior_counts(), (1, 1, prompts))
+        self._state = np.tile(first[:, None], (1, prompts))
+        self._known = np.zeros(prompts, bool)  # has been a candidate
         # Scored rollouts and group size of the last observation: fewer than the group size is a censored one.
         self._trials = np.zeros(prompts, np.uint16)
         self._sizes = np.zeros(prompts, np.uint16)
 
     def _losses(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return -predict(self._counts[:, :, rows], self._state[:, rows])[MIXED]
+        ahead = self._ahead(rows)
+        return -ahead[MIXED] - self.settings.entropy * entr(ahead).sum(axis=0)
+
+    def _ahead(self, rows: np.ndarray) -> np.ndarray:
+        """pi', (3, rows)."""
+        state = self._state[:, rows]
+        return np.where(self._known[rows], predict(self._counts[:, :, rows], state), state)
 
     def end_step(self) -> None:
-        forget, prior = self.settings.forget, self.settings.prior
+        forget, prior = self.settings.forget, self.settings.prior_counts()
         rows, successes, trials, sizes = self._outcomes()
         weights = likelihood(successes, trials, sizes, self.settings.censored == "soft")
         before = self._state[:, rows]
         seen, moved = condition(self._counts[:, :, rows], before, weights)
-        expected = predict(self._counts[:, :, rows], before)[MIXED]
-        self._state = predict(self._counts, self._state)
+        expected = self._ahead(rows)[MIXED]
+        self._state = np.where(self._known, predict(self._counts, self._state), self._state)
         self._state[:, rows] = seen
+        self._known[self._candidates] = self._known[rows] = True
         self._counts *= forget
         self._counts += (1 - forget) * prior
         self._counts[:, :, rows] += moved
         self._trials[rows], self._sizes[rows] = trials, sizes
-        known = self._sizes > 0
+        seen = self._sizes > 0
         self._numbers = {
-            "candidates": float(self._drawn),
-            "seen_share": float(known.mean()),
-            "censored_share": float((self._trials < self._sizes)[known].mean()) if known.any() else 0.0,
+            "candidates": float(len(self._candidates)),
+            "seen_share": float(seen.mean()),
+            "censored_share": float((self._trials < self._sizes)[seen].mean()) if seen.any() else 0.0,
         }
         if len(rows):
             self._numbers["mixed_predicted"] = float(expected.mean())
@@ -134,16 +171,17 @@ class Dps(CandidateSelector):
         return dict(self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        """100 bytes a prompt."""
+        """101 bytes a prompt."""
         if not self._prompts:
             return {"prompts": 0}
         return {
             "prompts": self._prompts,
             "counts": self._counts.copy(),
             "state": self._state.copy(),
+            "known": self._known.copy(),
             "trials": self._trials.copy(),
             "sizes": self._sizes.copy(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._load_arrays("dps", state, ("counts", "state", "trials", "sizes"))
+        self._load_arrays("dps", state, ("counts", "state", "known", "trials", "sizes"))

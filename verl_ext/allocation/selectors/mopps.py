@@ -5,14 +5,16 @@ Model Predictive Prompt Selection, a Thompson sampler (official code: github thu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..registry import register_selector
-from ..settings import require
+from ..settings import SettingError, require
 from .candidates import CandidateSelector, CandidateSettings
 
 
@@ -32,6 +34,11 @@ class MoppsSettings(CandidateSettings):
     one half; .3 and .7: the paper's threshold."""
     upper: float = 0.5
     """See ``lower``."""
+    initial: str | None = None
+    """JSON file of outcomes known before the run (the official initial bandit): a list of 0 and 1 for the key of each
+    prompt, see :func:`~verl_ext.allocation.pool.prompt_key`; prompts that it lacks start from the prior."""
+    initial_weight: float = 3.0
+    """Weight of each of those outcomes; 3 is the official code's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,6 +48,29 @@ class MoppsSettings(CandidateSettings):
             require(0 < value < float("inf"), f"selector.{name}", value, "a finite number above 0")
         require(0 <= self.lower <= 1, "selector.lower", self.lower, "a number in [0, 1]")
         require(self.lower <= self.upper <= 1, "selector.upper", self.upper, f"a number in [lower={self.lower}, 1]")
+        require(self.initial is None or Path(self.initial).is_file(), "selector.initial", self.initial,
+                "null, or a JSON file that exists")  # fmt: skip
+        weight = self.initial_weight
+        require(0 <= weight < float("inf"), "selector.initial_weight", weight, "a finite number of 0 or more")
+
+    def initial_outcomes(self) -> dict[str, list[int]]:
+        """By prompt's key: outcomes known before the run.
+
+        Raises:
+            SettingError: the file is not as described; says where.
+        """
+        if self.initial is None:
+            return {}
+        expected = "a JSON object of lists of 0 and 1, one for each prompt's key"
+        try:
+            known = json.loads(Path(self.initial).read_text())
+        except (OSError, ValueError) as error:
+            raise SettingError("selector.initial", self.initial, f"{expected}: {error}") from error
+        require(isinstance(known, dict), "selector.initial", self.initial, expected)
+        for key, outcomes in known.items():
+            right = isinstance(outcomes, list) and all(type(o) in (int, bool) and o in (0, 1) for o in outcomes)
+            require(right, "selector.initial", self.initial, f"{expected}; {key!r} has {outcomes!r}"[:300])
+        return known
 
 
 @register_selector("mopps")
@@ -54,8 +84,17 @@ class Mopps(CandidateSelector):
     Settings = MoppsSettings
 
     def _start(self, prompts: int) -> None:
-        self._alpha = np.full(prompts, self.settings.alpha)
-        self._beta = np.full(prompts, self.settings.beta)
+        settings = self.settings
+        self._alpha = np.full(prompts, settings.alpha)
+        self._beta = np.full(prompts, settings.beta)
+        known, rows = settings.initial_outcomes(), {key: row for row, key in enumerate(self.pool.keys)}
+        found = [key for key in known if key in rows]
+        require(not known or bool(found), "selector.initial", settings.initial,
+                f"prompts of this data set; none of its {len(known)} keys is one's: {list(known)[:1]}")  # fmt: skip
+        for key in found:
+            outcomes, row = known[key], rows[key]
+            self._alpha[row] += settings.initial_weight * sum(outcomes)
+            self._beta[row] += settings.initial_weight * (len(outcomes) - sum(outcomes))
         self._visited = np.zeros(prompts, bool)
 
     def _losses(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -65,7 +104,7 @@ class Mopps(CandidateSelector):
     def end_step(self) -> None:
         settings = self.settings
         rows, successes, trials, _ = self._outcomes()
-        self._numbers = {"candidates": float(self._drawn)}
+        self._numbers = {"candidates": float(len(self._candidates))}
         if len(rows):
             mean = self._alpha[rows] / (self._alpha[rows] + self._beta[rows])
             self._numbers["rate_predicted"] = float(mean.mean())

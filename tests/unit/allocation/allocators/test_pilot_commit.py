@@ -47,7 +47,8 @@ def step(run, number, version=None):
 
 def test_a_step_at_full_size_is_384_pilots_of_16_and_128_commits_of_48():
     # somewhat more than half of the prompts qualify
-    run = Run(np.where(np.arange(3000) % 20 < 11, 0.5, 0.0), "pilot_commit", groups=128, settings={})
+    run = Run(np.where(np.arange(3000) % 20 < 11, 0.5, 0.0), "pilot_commit", groups=128,
+              settings={"wave": "full"})  # fmt: skip
     rounds = requested(run)
     first, _ = step(run, 0)
     # the first step's own pilots, then its commits together with as many pilots as the next step will lack
@@ -72,7 +73,7 @@ def test_a_step_at_full_size_is_384_pilots_of_16_and_128_commits_of_48():
 
 
 def test_the_first_step_asks_for_no_more_pilots_where_a_batch_waits_already():
-    run = Run(np.full(3000, 0.5), "pilot_commit", groups=128, settings={})
+    run = Run(np.full(3000, 0.5), "pilot_commit", groups=128, settings={"wave": "full"})
     rounds = requested(run)
     step(run, 0)
     assert [len(r) for r in rounds] == [384, 128]
@@ -103,7 +104,8 @@ def test_no_round_is_made_for_pilots_alone_once_the_batch_is_full():
 
 
 def test_without_binding_pilots_and_commits_are_of_one_step():
-    run = Run(np.full(400, 0.5), "pilot_commit", groups=8, settings={**SMALL, "binding": False, "max_staleness": 0})
+    run = Run(np.full(400, 0.5), "pilot_commit", groups=8,
+              settings={**SMALL, "binding": False, "max_staleness": 0, "wave": "full"})  # fmt: skip
     rounds = requested(run)
     for number in range(3):
         rounds.clear()
@@ -161,7 +163,8 @@ def test_speed_rl_is_the_open_band(n):
 
 @settings(max_examples=12, deadline=None)
 @given(
-    staleness=st.integers(1, 4), order=st.sampled_from(["random", "max_variance"]), share=st.sampled_from([0.3, 0.9]),
+    staleness=st.integers(1, 4), share=st.sampled_from([0.3, 0.9]),
+    order=st.sampled_from(["random", "max_variance", "most_recent", "least_recent"]),
     gaps=st.lists(st.integers(0, 3), min_size=7, max_size=7),
 )  # fmt: skip
 def test_staleness_is_exact_in_versions_and_not_in_steps(staleness, order, share, gaps):
@@ -188,7 +191,7 @@ def test_staleness_is_exact_in_versions_and_not_in_steps(staleness, order, share
 
 def test_the_buffer_drops_the_oldest_and_prefers_what_it_is_told_to():
     run = Run(np.full(500, 0.5), "pilot_commit", groups=2,
-              settings={**SMALL, "buffer_size": 9, "gen_multiple": 6.0})  # fmt: skip
+              settings={**SMALL, "buffer_size": 9, "gen_multiple": 6.0, "wave": "full"})  # fmt: skip
     step(run, 0)
     before = [group.uid for group in run.allocator._waiting.groups]
     collected, record = step(run, 1)
@@ -201,7 +204,7 @@ def test_the_buffer_drops_the_oldest_and_prefers_what_it_is_told_to():
 
     run = Run(np.linspace(0.1, 0.9, 400), "pilot_commit", groups=3,
               settings={"n_pilot": 12, "group_size": 16, "p_lower": 0.05, "p_upper": 0.95,
-                        "buffer_order": "max_variance"})  # fmt: skip
+                        "buffer_order": "max_variance", "wave": "full"})  # fmt: skip
     step(run, 0)
     collected, _ = step(run, 1)
     waited = [g for g in collected.started if g.offered_at == 0]
@@ -218,9 +221,78 @@ class Half:
         return [Outcome(r.group.uid, s, s % 2 == 0, float(s % 2 == 0), 1, 1) for r in requests for s in r.sessions]
 
 
+@pytest.mark.parametrize("order, offered_at", [("most_recent", {2}), ("least_recent", {1}), ("random", {0, 1, 2})])
+def test_the_buffer_goes_by_age_if_told_to(order, offered_at):
+    """Waves of 270 pilots that all qualify; each step commits 90, so that the oldest of three are used up by then."""
+    run = Run(np.full(6000, 0.5), "pilot_commit", groups=90, backend=Half(),
+              settings={**SMALL, "buffer_order": order, "wave": "full"})  # fmt: skip
+    for number in range(3):
+        run.step(number)
+    assert {group.offered_at for group in run.step(3).groups} == offered_at
+
+
+def test_an_epochs_end_flushes_the_buffer_if_told_to():
+    """100 prompts, waves of 24: pilots of the first epoch wait over its end, or are dropped there."""
+    for flush in (False, True):
+        run = Run(np.full(100, 0.5), "pilot_commit", groups=8, backend=Half(),
+                  settings={**SMALL, "flush": flush, "wave": "full", "max_staleness": 9})  # fmt: skip
+        flushed, of, older = [], {}, 0
+        for number in range(12):
+            epoch = run.pool.epoch
+            collected, record = step(run, number)
+            check_step(run, collected, record)
+            flushed.append(collected.metrics["pilots_flushed"])
+            of.update((g.uid, run.pool.epoch) for g in collected.started if g.offered_at == number)
+            stale = [group for group in collected.started if group.fate is Fate.STALE]
+            assert len(stale) == flushed[-1] + collected.metrics["pilots_stale"]
+            assert record["fates"]["stale"] == 4 * len(stale)
+            older += sum(of[group.uid] < epoch for group in collected.groups)
+        assert (sum(map(bool, flushed)) >= 2) == flush == (older == 0)
+        saved = run.allocator.state_dict()
+        other = make_allocator("pilot_commit", **SMALL)
+        other.load_state_dict(saved)
+        assert other.state_dict()["epochs"] == saved["epochs"] and len(saved["epochs"]) == len(collected.waiting)
+
+
+def test_the_first_pilot_rollouts_are_kept_if_told_to():
+    run = Run(np.full(100, 0.5), "pilot_commit", groups=4, backend=Half(),
+              settings={**SMALL, "n_pilot_kept": 2, "pilots_kept": "first"})  # fmt: skip
+    collected = run.step(0)
+    assert len(collected.groups) == 4
+    for group in collected.groups:
+        assert [outcome.session for outcome in group.trainable] == [0, 1, *range(4, 16)]
+
+
+@pytest.mark.parametrize("share", [0.8, 0.45, 0.2])
+@pytest.mark.parametrize("wave", ["need", "full"])
+def test_what_a_step_costs(share, wave):
+    """0.75 + 0.25 / share of GRPO's rollouts; full waves of 3 B, 1.5 at least. Two deviations come on top."""
+    rates = np.where(np.random.default_rng(0).random(8000) < share, 0.5, 0.0)
+    run = Run(rates, "pilot_commit", groups=64, rollouts=64 * 16 * 6, settings={**SMALL, "wave": wave},
+              backend=Qualifying(rates))  # fmt: skip
+    steps = [run.step(number) for number in range(16)][4:]
+    assert all(step.short_by == 0 for step in steps)
+    cost = np.mean([step.rollouts for step in steps]) / (64 * 16)
+    formula = 0.75 + 0.25 / share
+    if wave == "full":
+        formula = max(1.5, formula)
+    assert 0.99 * formula <= cost <= 1.12 * formula
+
+
+class Qualifying(Half):
+    """Of prompts with a success rate above 0 every other rollout is right, of the others none."""
+
+    def __init__(self, rates):
+        self.rates = rates
+
+    def generate(self, requests):
+        return [Outcome(r.group.uid, s, s % 2 == 0 and self.rates[r.group.prompt] > 0, 1.0, 1, 1)
+                for r in requests for s in r.sessions]  # fmt: skip
+
+
 def test_of_equal_pilots_the_newest_are_committed_first():
-    run = Run(np.full(300, 0.5), "pilot_commit", groups=2, settings={**SMALL, "buffer_order": "max_variance"},
-              backend=Half())  # fmt: skip
+    run = Run(np.full(300, 0.5), "pilot_commit", groups=2, backend=Half(),
+              settings={**SMALL, "buffer_order": "max_variance", "wave": "full"})  # fmt: skip
     step(run, 0)
     collected, _ = step(run, 1)
     assert {group.offered_at for group in collected.waiting} == {0, 1} and len(collected.groups) == 2
@@ -300,7 +372,8 @@ def test_budgets_below_the_published_cost_still_fill_what_they_can():
 
 def test_settings_are_checked_by_name():
     for bad, named in [
-        ({"n_pilot": 64}, "n_pilot=64"), ({"n_commit": 47}, "n_commit=47; accepted: null or 48"),
+        ({"n_pilot": 64}, "n_pilot=64"), ({"pilots_kept": "last"}, "pilots_kept='last'"),
+        ({"wave": "all"}, "need | full"), ({"n_commit": 47}, "n_commit=47; accepted: null or 48"),
         ({"p_lower": 0.8}, "p_upper=0.75"), ({"p_solve": 0.7}, "p_solve=0.7"), ({"max_staleness": 0}, "binding=true"),
         ({"n_pilot_kept": 17}, "n_pilot=16"), ({"buffer_size": 0}, "buffer_size=0"), ({"retire_after": 0}, "retire_a"),
         ({"off_policy": "ignore"}, "recompute | importance"), ({"gen_multiple": 0}, "gen_multiple=0"),

@@ -41,38 +41,75 @@ def test_the_filter_against_all_paths():
             assert moved[:, :, m] == pytest.approx(pair / pair.sum(), rel=1e-10)
 
 
-def by_hand(observations, forget, prior=1.0):
-    """The published recursion of one prompt, one observation (or None) a step: pi, A."""
-    pi, A = np.full(3, 1 / 3), np.full((3, 3), prior)
+PRIORS = {
+    1.0: np.ones((3, 3)),
+    2.5: np.full((3, 3), 2.5),
+    "progress": np.array([[1, 0.5, 0.5], [1, 1, 0.5], [1, 1, 1]]),
+    "stability": np.array([[1, 0.5, 0.5], [0.5, 1, 0.5], [0.5, 0.5, 1]]),
+    "local": np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1.0]]),
+}
+STARTS = {"uniform": [1 / 3] * 3, "failed": [1, 0, 0], "mixed": [0, 1, 0], "passed": [0, 0, 1]}
+
+
+def by_hand(observations, forget, prior=1.0, start="uniform"):
+    """The published recursion of one prompt: pi, A. A step is an observation, None (a candidate that was not chosen),
+    or "out" (no candidate), which leaves a prompt that was never one as it starts."""
+    pi, A_0 = np.array(STARTS[start], float), PRIORS[prior]
+    A, known = A_0.copy(), False
     for seen in observations:
         P = A / A.sum(axis=0)
-        if seen is None:
-            pi, A = P @ pi, forget * A + (1 - forget) * prior
+        if seen is None or isinstance(seen, str):
+            pi, A = P @ pi if known else pi, forget * A + (1 - forget) * A_0
+            known = known or seen is None
             continue
+        known = True
         s, n = seen
         new = np.eye(3)[0 if s == 0 else 2 if s == n else 1]
         joint = np.outer(new, pi) * P
-        A = forget * A + (1 - forget) * prior + joint / joint.sum()
+        if not joint.any():  # impossible under the prior
+            joint = np.outer(new, pi)
+        A = forget * A + (1 - forget) * A_0 + joint / joint.sum()
         pi = new
     return pi, A
 
 
-@pytest.mark.parametrize("forget", [0.5, 0.7, 1.0])
-def test_the_published_update(forget):
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("forget", [0.5, 1.0])
+def test_the_published_update(forget, prior, start):
+    """With all of the official code's priors and initial states; a step draws half of the prompts as candidates."""
     prompts = 12
     rng = np.random.default_rng(1)
-    run = ByHand("dps", prompts, groups=4, forget=forget, candidates=3)
+    run = ByHand("dps", prompts, groups=3, forget=forget, candidates=2, prior=prior, start=start)
     told = [[] for _ in range(prompts)]
     for _ in range(25):
         outcomes = {row: (int(rng.choice([0, 3, 8])), 8) for row in range(prompts)}
-        chosen = run.step(outcomes.get)
+        chosen, candidates = run.step(outcomes.get), set(run.selector._candidates)
+        assert len(candidates) == 6 and set(chosen) < candidates
         for row in range(prompts):
-            told[row].append(outcomes[row] if row in chosen else None)
+            told[row].append(outcomes[row] if row in chosen else None if row in candidates else "out")
     state = run.selector.state_dict()
     for row in range(prompts):
-        pi, A = by_hand(told[row], forget)
+        pi, A = by_hand(told[row], forget, prior, start)
         assert state["state"][:, row] == pytest.approx(pi, abs=1e-12)
         assert state["counts"][:, :, row] == pytest.approx(A, abs=1e-12)
+
+
+def test_the_first_prediction_is_the_initial_state_and_entropy_prefers_the_unknown():
+    for start, mixed in (("failed", 0), ("mixed", 1), ("passed", 0), ("uniform", 1 / 3)):
+        run = ByHand("dps", 2, groups=1, start=start)
+        run.begin()
+        assert -run.selector._losses(np.arange(2), None) == pytest.approx([mixed, mixed])
+    run = ByHand("dps", 3, groups=3, entropy=0.5)
+    run.begin()
+    state = run.selector.state_dict()
+    state["known"][:] = True
+    state["state"] = np.array([[0.2, 1 / 3, 0], [0.5, 1 / 3, 1], [0.3, 1 / 3, 0]])
+    state["counts"] = np.tile(np.eye(3)[:, :, None], (1, 1, 3)) + 1e-300
+    run.selector.load_state_dict(state)
+    entropies = [-(0.2 * np.log(0.2) + 0.5 * np.log(0.5) + 0.3 * np.log(0.3)), np.log(3), 0]
+    expected = np.array([0.5, 1 / 3, 1]) + 0.5 * np.array(entropies)
+    assert -run.selector._losses(np.arange(3), None) == pytest.approx(expected)
 
 
 def test_it_offers_what_it_predicts_to_be_mixed():

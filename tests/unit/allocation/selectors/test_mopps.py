@@ -1,9 +1,12 @@
 """MoPPS: discounting by hand-worked cases, and what its draws prefer."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy.stats import beta
 
+from tests.unit.allocation.helpers import keys
 from tests.unit.allocation.selectors.selector_runs import ByHand
 from verl_ext.allocation import SettingError, make_selector
 
@@ -31,6 +34,34 @@ def test_discounting_by_hand(forget, told, expected):
         run.step(lambda row, outcome=outcome: outcome)
     state = run.selector.state_dict()
     assert (state["alpha"][0], state["beta"][0]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_initial_bandit(tmp_path):
+    """As officially: alpha = 1 + 3 successes, beta = 1 + 3 failures; what is not in the file starts from the prior."""
+    path = tmp_path / "known.json"
+    path.write_text(json.dumps({keys(3)[0]: [1, 0, 0, 0, 1], keys(3)[2]: [0, 0], "another prompt": [1]}))
+    run = ByHand("mopps", 3, initial=str(path))
+    run.begin()
+    assert run.selector.state_dict()["alpha"].tolist() == [7, 1, 1] and run.selector._visited.sum() == 0
+    assert run.selector.state_dict()["beta"].tolist() == [10, 1, 7]
+    half = ByHand("mopps", 3, initial=str(path), initial_weight=0.5, alpha=2.0)
+    half.begin()
+    assert half.selector.state_dict()["alpha"].tolist() == [3, 2, 2]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("text, problem", [
+    ("[1, 0]", "a JSON object of lists of 0 and 1"), ("{", "a JSON object of lists of 0 and 1, .*: Expecting"),
+    ('{"prompt-0": [1, 2]}', r"'prompt-0' has \[1, 2\]"), ('{"prompt-0": 1}', "'prompt-0' has 1"),
+    ('{"x": [1]}', r"none of its 1 keys is one's: \['x'\]"),
+])  # fmt: skip
+def test_a_wrong_initial_bandit_is_named(tmp_path, text, problem):
+    path = tmp_path / "known.json"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=f"allocation.selector.initial=.*{problem}"):
+        ByHand("mopps", 3, initial=str(path)).begin()
+    with pytest.raises(SettingError, match="a JSON file that exists"):
+        make_selector("mopps", initial=str(tmp_path / "none.json"))
 
 
 def test_what_is_lost_goes_back_to_the_prior():

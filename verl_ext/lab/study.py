@@ -1,0 +1,101 @@
+"""Many runs in parallel processes: what is done is kept, what is missing is run, and all is compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from verl_ext.allocation import SettingError
+from verl_ext.allocation.settings import build
+from verl_ext.files import write_whole
+from verl_ext.lab import summary
+from verl_ext.lab.recipes import Recipe, find_recipe
+from verl_ext.lab.run import LabSettings, make_rules, run
+from verl_ext.lab.update import UpdateSettings
+
+_OWN = ("recipes", "seeds", "policies", "output", "workers", "baseline")
+
+
+def lab_settings(config: Mapping[str, Any]) -> LabSettings:
+    """The settings of the runs from a configuration.
+
+    Raises:
+        SettingError: naming the setting, its value and what is accepted.
+    """
+    values = {key: value for key, value in config.items() if key not in (*_OWN, "update")}
+    return build(LabSettings, "lab", {**values, "update": build(UpdateSettings, "lab.update", config["update"])})
+
+
+def key_of(recipe: Recipe, settings: LabSettings, policy: int, seed: int) -> str:
+    """What a run is known by: all that its result depends on."""
+    shared = dataclasses.asdict(settings)
+    del shared["device"]
+    return json.dumps([dataclasses.asdict(recipe), shared, policy, seed], sort_keys=True)
+
+
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    """The runs of an output, none where there is no file yet.
+
+    Raises:
+        SettingError: the file is not one of ours.
+    """
+    if not path.exists():
+        return []
+    try:
+        return json.loads(path.read_text())["runs"]
+    except (ValueError, KeyError, TypeError):
+        raise SettingError("output", str(path), "a path, or an earlier output of verl_ext.lab") from None
+
+
+def _work(recipe: Recipe, settings: LabSettings, policy: int, seed: int) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    logging.getLogger("verl_ext.allocation").setLevel(logging.ERROR)  # short steps are counted, not warned of
+    return {"key": key_of(recipe, settings, policy, seed), **run(recipe, settings, policy, seed)}
+
+
+def study(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Run every recipe with every policy and seed that the output does not have; returns the runs asked for.
+
+    Raises:
+        SettingError: a setting that cannot be, before anything is run.
+    """
+    settings = lab_settings(config)
+    recipes = [find_recipe(str(text)) for text in config["recipes"]]
+    for recipe in recipes:
+        make_rules(recipe, 1, 0)
+    path = Path(str(config["output"]))
+    if path.suffix != ".json":
+        raise SettingError("output", config["output"], "a path that ends in .json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    runs = read_runs(path)
+    done = {one["key"] for one in runs}
+    wanted = [(recipe, settings, policy, seed)
+              for seed, policy, recipe in product(config["seeds"], config["policies"], recipes)]  # fmt: skip
+    missing = [job for job in wanted if key_of(*job) not in done]
+    workers = min(len(missing), config["workers"] or os.cpu_count() or 1)
+    if missing:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            for number, future in enumerate(as_completed([pool.submit(_work, *job) for job in missing]), 1):
+                one = future.result()
+                runs.append(one)
+                write_whole(path, (json.dumps({"runs": runs}) + "\n").encode())
+                print(f"{number}/{len(missing)} {one['recipe']} {summary.task_name(one)} policy {one['policy']} "
+                      f"seed {one['seed']}: held-out {one['curve'][0][1]:.3f} -> {summary.final(one):.3f}, "
+                      f"{one['seconds']:.1f} s", flush=True)  # fmt: skip
+    by_key = {one["key"]: one for one in runs}
+    chosen = [by_key[key_of(*job)] for job in sorted(wanted, key=lambda job: recipes.index(job[0]))]
+    print(summary.table(summary.compare(chosen, config["baseline"])))
+    print(summary.costs(chosen))
+    summary.draw(chosen, path.with_suffix(".png"))
+    print(f"\nwritten to {path} and {path.with_suffix('.png')}")
+    return chosen
