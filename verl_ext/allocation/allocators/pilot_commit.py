@@ -47,9 +47,9 @@ class PilotCommitSettings(AllocatorSettings):
     """Largest share that qualifies, inclusive. Easier prompts are deferred, unless they count as solved."""
     p_solve: float | None = 1.0
     """Share from which on a pilot is solved; null: no prompt is ever retired."""
-    retire_after: int = 1
+    retire_after: int | Literal["auto"] = "auto"
     """Solved pilots in a row that retire a prompt. 1 is the paper's; of prompts retired at 16 of 16 a fifth to a half
-    would still be mixed in 64, and 2 lowers that."""
+    would still be mixed in 64, and 2 lowers that. auto: 1 for a pilot of 16 or more, else 2."""
     readmit: bool = False
     """Whether all prompts come back once every one is retired; else the run ends there."""
     gen_multiple: float = 3.0
@@ -81,6 +81,7 @@ class PilotCommitSettings(AllocatorSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.resolve("n_pilot", min(max(2, self.group_size // 4), self.group_size - 1))
+        self.resolve("retire_after", 1 if self.n_pilot >= 16 else 2)
         require(1 <= self.n_pilot < self.group_size, "allocator.n_pilot", self.n_pilot,
                 f"auto, or an integer in [1, {self.group_size - 1}], below group_size={self.group_size}")  # fmt: skip
         require(self.n_commit in (None, self.group_size - self.n_pilot), "allocator.n_commit", self.n_commit,

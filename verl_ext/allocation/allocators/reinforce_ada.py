@@ -27,19 +27,21 @@ class ReinforceAdaSettings(AllocatorSettings):
 
     group_size: int = 32
     """Most rollouts of a prompt."""
-    chunk: int = 8
-    """Rollouts a round of a prompt that has not left yet."""
+    chunk: int | Literal["auto"] = "auto"
+    """Rollouts a round of a prompt that has not left yet; auto: a quarter of ``group_size``, 8 of 32 as published."""
     leave: Literal["balanced", "positive"] = "balanced"
     """``balanced``: a prompt leaves with floor(m/2) correct and m - floor(m/2) wrong rollouts, m = ``wanted``;
     ``positive``: with one correct rollout."""
-    wanted: int = 4
-    """m, the rollouts of a prompt that the update is to have."""
+    wanted: int | Literal["auto"] = "auto"
+    """m, the rollouts of a prompt that the update is to have; auto: 4, or ``group_size`` where it is smaller."""
     normalise_over: Literal["selected", "group"] = "group"
     """Whose mean and standard deviation the advantage uses: ``group``, of all scored rollouts of the prompt (as
     published); ``selected``, of those that reach the update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.resolve("chunk", max(1, self.group_size // 4))
+        self.resolve("wanted", min(4, self.group_size))
         require(1 <= self.chunk <= self.group_size, "allocator.chunk", self.chunk,
                 f"an integer in [1, group_size={self.group_size}]")  # fmt: skip
         require(2 <= self.wanted <= self.group_size, "allocator.wanted", self.wanted,
