@@ -27,16 +27,17 @@ import numpy as np  # noqa: E402
 from scipy.special import expit, ndtri, stdtrit  # noqa: E402
 
 from benchmarks.result_files import write_result  # noqa: E402
+from verl_ext.allocation import AllocationSettings, Stop  # noqa: E402
 from verl_ext.simulation import closed_form  # noqa: E402
 from verl_ext.simulation.population import solve_logits  # noqa: E402
-from verl_ext.simulation.run import Rules, Simulation, simulate  # noqa: E402
+from verl_ext.simulation.run import Simulation, simulate  # noqa: E402
 from verl_ext.simulation.settings import WorldSettings  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "collection.json"
 PROMPTS, BATCH, SIZE, PROBE = 10_000, 128, 8, 4
 SHARES = (0.30, 0.35, 0.42)
 # Dynamic sampling may take the rounds that refilling one by one needs; no rule is to end short here.
-AMPLE = {"rollouts": 60 * BATCH * SIZE, "max_rounds": 40}
+AMPLE = {"stop": Stop(rollouts=60 * BATCH * SIZE), "max_rounds": 40}
 RULES = {
     "DS waves 1B": {"name": "dynamic_sampling", "gen_multiple": 1},
     "DS waves 3B": {"name": "dynamic_sampling", "gen_multiple": 3},
@@ -45,7 +46,7 @@ RULES = {
     "SARA top_up": {"name": "sara", "probe": PROBE},
     "SARA stop": {"name": "sara", "probe": PROBE, "commit": "stop"},
 }
-SARA_DPS = Rules({"name": "dps"}, {"name": "sara"}, rollouts=AMPLE["rollouts"])
+SARA_DPS = AllocationSettings({"name": "dps"}, {"name": "sara"}, stop=AMPLE["stop"])
 # (rule, to what, {e: most}).
 LIMITS = [
     ("SARA top_up", "DS waves 1B", {0.30: 0.78, 0.35: 0.83, 0.42: 0.78}),
@@ -59,9 +60,11 @@ MOST_ROUNDS, MOST_EXTRA = 3.0, 0.05
 SELECTED_SHARE, WARMUP, SELECTED_STEPS, MOST_SELECTED = 0.33, 50, 10, 0.40
 LEARNING_SEEDS, TARGET, MOST_LEARNING, LONGEST = 3, 0.65, 0.85, 260
 LEARNING = {
-    "uniform": Rules(),
-    "SARA + DPS": Rules({"name": "dps"}, {"name": "sara"}, rollouts=BATCH * SIZE),
-    "SARA + CERO": Rules({"name": "cero", "rounds": 200}, {"name": "sara"}, rollouts=BATCH * SIZE),
+    "uniform": AllocationSettings(),
+    "SARA + DPS": AllocationSettings({"name": "dps"}, {"name": "sara"}, stop=Stop(rollouts=BATCH * SIZE)),
+    "SARA + CERO": AllocationSettings(
+        {"name": "cero", "rounds": 200}, {"name": "sara"}, stop=Stop(rollouts=BATCH * SIZE)
+    ),
 }
 
 
@@ -74,7 +77,7 @@ def collection(share: float, seed: int, steps: int) -> dict[str, dict[str, float
     frozen = world(share, steps, frozen=True, held_out=1)
     found = {}
     for name, allocator in RULES.items():
-        result = simulate("u_shaped", frozen, Rules(allocator=allocator, **AMPLE), seed)
+        result = simulate("u_shaped", frozen, AllocationSettings(allocator=allocator, **AMPLE), seed)
         assert not result["short_steps"], f"{name}: {result['short_steps']} short steps"
         found[name] = {
             "per_group": result["rollouts_per_effective_group"],
@@ -87,7 +90,7 @@ def collection(share: float, seed: int, steps: int) -> dict[str, dict[str, float
 def selected(seed: int) -> dict[str, dict[str, float]]:
     """SARA on the prompts DPS chooses, once it knows the population."""
     warm = world(SELECTED_SHARE, SELECTED_STEPS, frozen=True, held_out=1, warmup_steps=WARMUP)
-    waves = Rules(allocator=RULES["DS waves 1B"], **AMPLE)
+    waves = AllocationSettings(allocator=RULES["DS waves 1B"], **AMPLE)
     cold = world(SELECTED_SHARE, 20, frozen=True, held_out=1)
     found = {}
     for name, settings, rules in (("DS waves 1B", cold, waves), ("SARA + DPS, warm", warm, SARA_DPS)):
@@ -98,14 +101,14 @@ def selected(seed: int) -> dict[str, dict[str, float]]:
 
 def learning(update: str, name: str, seed: int) -> float | None:
     """Rollouts until held-out accuracy reaches the target; None if it does not."""
-    run = Simulation("u_shaped", world(0.328, LONGEST, update=update), LEARNING[name], seed)
+    run = Simulation.of_world("u_shaped", world(0.328, LONGEST, update=update), LEARNING[name], seed)
     before, rollouts = run.accuracy(), 0
     for _ in range(LONGEST):
-        spent = run.advance().rollouts
+        issued = run.step().rollouts
         after = run.accuracy()
         if after >= TARGET:
-            return rollouts + spent * (TARGET - before) / (after - before)
-        before, rollouts = after, rollouts + spent
+            return rollouts + issued * (TARGET - before) / (after - before)
+        before, rollouts = after, rollouts + issued
     return None
 
 

@@ -19,15 +19,8 @@ import numpy as np  # noqa: E402
 
 from benchmarks.result_files import write_result  # noqa: E402
 from verl_ext.allocation import (  # noqa: E402
-    Ledger,
-    PromptPool,
-    Stop,
-    collect,
-    make_allocator,
-    make_downsampler,
-    make_selector,
+    Allocation,
     max_variance_mask,
-    rng_for,
     sara_verdicts,
 )
 from verl_ext.simulation.backend import SimulatedBackend  # noqa: E402
@@ -102,15 +95,12 @@ def loop(name, **settings):
         return outcomes
 
     backend.generate = timed
-    pool, ledger = PromptPool([str(i) for i in range(len(rates))]), Ledger()
-    selector, allocator = make_selector("shuffled"), make_allocator(name, **settings)
+    given = {"allocator": {"name": name, **settings}, "stop": {"groups": 512}}
+    allocation = Allocation.from_settings(given, [str(i) for i in range(len(rates))])
     cost = []
     for step in range(12):
         generating, start = 0.0, time.process_time()
-        collected = collect(
-            step=step, allocator=allocator, selector=selector, pool=pool, downsampler=make_downsampler("none"),
-            backend=backend, ledger=ledger, stop=Stop(512), rng=rng_for(0, "bench", step),
-        )  # fmt: skip
+        collected = allocation.collect(step, backend)
         cost.append((time.process_time() - start - generating) / collected.rollouts)
     return float(np.median(cost)) * 1e6
 

@@ -30,15 +30,10 @@ from benchmarks.bench_core import best  # noqa: E402
 from benchmarks.bench_selectors import GROUP_SIZE, begin, outcomes, settings, tell  # noqa: E402
 from benchmarks.result_files import write_result  # noqa: E402
 from verl_ext.allocation import (  # noqa: E402
-    Ledger,
+    Allocation,
     PromptPool,
-    Stop,
-    collect,
-    make_allocator,
-    make_downsampler,
     make_selector,
     prompt_key,
-    rng_for,
     sara_verdicts,
 )
 from verl_ext.simulation.backend import SimulatedBackend  # noqa: E402
@@ -119,8 +114,8 @@ def loop_at(name: str, rollouts: int, repeats: int) -> float:
     """CPU seconds of a step of about ``rollouts`` rollouts, the engine's time taken off."""
     prompts = max(1_000, rollouts)
     backend = SimulatedBackend(np.random.default_rng(0).beta(0.15, 0.25, prompts))
-    pool, ledger = PromptPool(keys(prompts)), Ledger()
-    selector, allocator = make_selector("shuffled"), make_allocator(name)
+    stop = {"groups": max(1, rollouts // (3 * GROUP_SIZE)), "rollouts": rollouts}
+    allocation = Allocation.from_settings({"allocator": {"name": name}, "stop": stop, "max_rounds": 20}, keys(prompts))
     generate, generating = backend.generate, 0.0
 
     def timed(requests):
@@ -134,11 +129,7 @@ def loop_at(name: str, rollouts: int, repeats: int) -> float:
     cost = []
     for step in range(1, repeats + 1):
         generating, start = 0.0, time.process_time()
-        done = collect(
-            step=step, allocator=allocator, selector=selector, pool=pool, downsampler=make_downsampler("none"),
-            backend=backend, ledger=ledger, rng=rng_for(0, "bench", step),
-            stop=Stop(max(1, rollouts // (3 * GROUP_SIZE)), rollouts), max_rounds=20,
-        )  # fmt: skip
+        done = allocation.collect(step, backend)
         cost.append((time.process_time() - start - generating) / done.rollouts * rollouts)
     return median(cost)
 

@@ -108,7 +108,8 @@ def _cpu(process: Any) -> float:
 
 def in_virtual_time(rule: str, seed: int) -> list[dict[str, float]]:
     """Numbers of each step but the first, one token a slot and second."""
-    from verl_ext.simulation.run import Rules, Simulation
+    from verl_ext.allocation import AllocationSettings, Stop
+    from verl_ext.simulation.run import Simulation
     from verl_ext.simulation.settings import LengthSettings, WorldSettings
 
     name, settings, rounds = RULES[rule]
@@ -117,11 +118,12 @@ def in_virtual_time(rule: str, seed: int) -> list[dict[str, float]]:
         prompts=SIMULATED["prompts"], batch=groups, frozen=True, effective_share=SIMULATED["effective_share"],
         topics=1, held_out=1, slots=slots, length=LengthSettings(1000, sigma=0.8, wrong_factor=1.5, max_tokens=8192),
     )  # fmt: skip
-    rules = Rules(allocator={"name": name, **settings}, rollouts=24 * groups * SIZE, max_rounds=16, rounds=rounds)
-    run, lines = Simulation("u_shaped", world, rules, seed), []
+    stop = Stop(groups, rollouts=24 * groups * SIZE)
+    chosen = AllocationSettings(allocator={"name": name, **settings}, stop=stop, max_rounds=16, rounds=rounds)
+    run, lines = Simulation.of_world("u_shaped", world, chosen, seed), []
     for step in range(1, SIMULATED["steps"] + 2):
         start, busy = run.engine.now, run.engine.busy
-        done = run.advance()
+        done = run.step()
         record, seconds = run.ledger.step_record(step), run.engine.now - start
         lines.append(
             {

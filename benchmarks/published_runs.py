@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, ndtri
 
+from verl_ext.allocation import AllocationSettings, Stop
 from verl_ext.simulation.population import effective_share, solve_logits
-from verl_ext.simulation.run import Rules, Simulation
+from verl_ext.simulation.run import Simulation
 from verl_ext.simulation.settings import LengthSettings, WorldSettings
 
 UPDATES = ("linear", "adam1k", "adam20k")
@@ -44,12 +45,13 @@ def world(update: str, size: int, **more: Any) -> WorldSettings:
 def rules(
     allocator: str = "uniform", selector: str = "shuffled", keep: int | None = None, by: str = "max_variance",
     budget: int | None = None, steps: int = LONGEST, **settings: Any,
-) -> Rules:  # fmt: skip
+) -> AllocationSettings:  # fmt: skip
     """The three parts. ``budget``: rollouts a step; null: ample, no rule ends short for want of it."""
     size = settings.setdefault("group_size", 8)
     chosen = {"name": selector, **({"rounds": steps} if selector == "cero" else {})}
     down = {"name": "none"} if keep is None else {"name": by, "keep": keep}
-    return Rules(chosen, {"name": allocator, **settings}, down, budget or 60 * BATCH * size, 40)
+    stop = Stop(rollouts=budget or 60 * BATCH * size)
+    return AllocationSettings(chosen, {"name": allocator, **settings}, down, stop, max_rounds=40)
 
 
 @dataclass
@@ -80,16 +82,16 @@ class Course:
 
 
 def course(
-    update: str, chosen: Rules, seed: int, steps: int = LONGEST, target: float | None = TARGET, **more: Any
+    update: str, chosen: AllocationSettings, seed: int, steps: int = LONGEST, target: float | None = TARGET, **more: Any
 ) -> Course:
     """Run until the accuracy is reached, or for all ``steps`` without a target."""
     settings = world(update, chosen.allocator["group_size"], **more)
-    run = Simulation("u_shaped", settings, chosen, seed)
+    run = Simulation.of_world("u_shaped", settings, chosen, seed)
     lines, short = [(run.accuracy(), 0, 0, 0, 0, 0)], 0
     for _ in range(settings.warmup_steps):
-        run.advance()
+        run.step()
     for _ in range(steps):
-        done = run.advance()
+        done = run.step()
         used = (
             done.rollouts, len(done.kept), done.tokens, sum(group.mixed for group in done.groups), len(done.groups)
         )  # fmt: skip

@@ -23,7 +23,7 @@ from verl_ext.launch.cleanup import run_guard
 from verl_ext.launch.join_cluster import ClusterError
 from verl_ext.launch.node_watch import NodeLostError, watched_nodes
 from verl_ext.tiny.store import default_cache, ensure_tiny
-from verl_ext.training.settings import AllocationSettings
+from verl_ext.training.settings import TrainingSettings
 from verl_ext.training.stopping import ask_trainer_to_stop
 
 
@@ -107,7 +107,7 @@ def _show_report(folder: str) -> None:
     print(f"\n{table(run)}\n{plot_line(run)}", flush=True)
 
 
-def _run_verl(config: DictConfig, settings: AllocationSettings | None) -> None:
+def _run_verl(config: DictConfig, settings: TrainingSettings | None) -> None:
     from verl.trainer.main_ppo import run_ppo
 
     from verl_ext.launch.ray_start import start_ray

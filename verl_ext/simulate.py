@@ -23,15 +23,15 @@ import hydra  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
-from verl_ext.allocation.settings import SettingError  # noqa: E402
+from verl_ext.allocation import AllocationSettings  # noqa: E402
 from verl_ext.command_line import run_command  # noqa: E402
 from verl_ext.configuration import CONFIG_PATH  # noqa: E402
 from verl_ext.files import restrict_umask, write_whole  # noqa: E402
 from verl_ext.runs.outcome_records import RecordError  # noqa: E402
-from verl_ext.simulation.run import Rules, simulate  # noqa: E402
-from verl_ext.simulation.settings import SimulationError, need, world_settings  # noqa: E402
+from verl_ext.simulation.run import simulate  # noqa: E402
+from verl_ext.simulation.settings import world_settings  # noqa: E402
+from verl_ext.typed_settings import SettingError, build, is_whole, require  # noqa: E402
 
-_ALLOCATION = {"selector", "allocator", "downsampler", "stop", "rounds", "max_rounds", "seed"}
 _SECTIONS = (
     "allocation", "allocation.stop", "allocation.selector", "allocation.allocator", "allocation.downsampler",
     "simulation", "trainer",
@@ -42,17 +42,17 @@ def run(config: DictConfig) -> dict[str, Any]:
     """Simulate what the configuration says.
 
     Raises:
-        SettingError, SimulationError, RecordError: a setting that cannot be, by name.
+        SettingError, RecordError: a setting that cannot be, by name.
     """
     seed = config.seed
-    need(_integer(seed, 0), "seed", seed, "an integer of 0 or more")
+    require(is_whole(seed, 0), "seed", seed, "an integer of 0 or more")
     for name in _SECTIONS:
         section = OmegaConf.select(config, name)
-        need(isinstance(section, DictConfig), name, section, f"a group of settings, {name}.<setting>=<value> each")
+        require(isinstance(section, DictConfig), name, section, f"a group of settings, {name}.<setting>=<value> each")
     groups, rollouts = config.allocation.stop.groups, config.allocation.stop.rollouts
     accepted = "null or an integer of 1 or more"
-    need(groups is None or _integer(groups, 1), "allocation.stop.groups", groups, accepted)
-    need(rollouts is None or _integer(rollouts, 1), "allocation.stop.rollouts", rollouts, accepted)
+    require(groups is None or is_whole(groups, 1), "allocation.stop.groups", groups, accepted)
+    require(rollouts is None or is_whole(rollouts, 1), "allocation.stop.rollouts", rollouts, accepted)
     if groups is not None:
         config.simulation.batch = groups
     # checked before the whole is resolved: the rules may refer to the sum of two of these settings
@@ -60,38 +60,28 @@ def run(config: DictConfig) -> dict[str, Any]:
     if config.trainer.total_training_steps is None:
         config.trainer.total_training_steps = world.steps + world.warmup_steps
     plain = OmegaConf.to_container(config, resolve=True)
-    allocation = plain["allocation"]
-    for name in sorted(set(allocation) - _ALLOCATION):
-        need(False, f"allocation.{name}", allocation[name], "in a simulation " + ", ".join(sorted(_ALLOCATION)))
-    rules = Rules(
-        allocation["selector"], allocation["allocator"], allocation["downsampler"],
-        allocation["stop"]["rollouts"], allocation["max_rounds"], allocation["rounds"],
-    )  # fmt: skip
-    result = simulate(plain["population"], world, rules, seed)
+    settings = build(AllocationSettings, "allocation", plain["allocation"])
+    result = simulate(plain["population"], world, settings, seed)
     return {**result, "settings": plain}
-
-
-def _integer(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def output_path(output: Any) -> Path:
     """Where the result goes; its folder is made, and found to take a file.
 
     Raises:
-        SimulationError: no file can be written there.
+        SettingError: no file can be written there.
     """
     accepted = "null or a path that ends in .json"
-    need(str(output).endswith(".json"), "output", output, accepted)
+    require(str(output).endswith(".json"), "output", output, accepted)
     try:
         path = Path(str(output)).expanduser()
-        need(not path.is_dir(), "output", output, f"{accepted}; this is a folder")
+        require(not path.is_dir(), "output", output, f"{accepted}; this is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         # a name at least as long as that of the file that the result is first written to
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=f".{os.getpid()}.tmp"):
             pass
     except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user that there is not
-        need(False, "output", output, f"{accepted} and can be written ({error})")
+        require(False, "output", output, f"{accepted} and can be written ({error})")
     return path
 
 
@@ -125,7 +115,7 @@ def main(config: DictConfig) -> None:
     try:
         path = None if output is None else output_path(output)  # before the simulation, which may take long
         result = run(config)
-    except (SettingError, SimulationError, RecordError, OmegaConfBaseException) as error:
+    except (SettingError, RecordError, OmegaConfBaseException) as error:
         sys.exit(f"verl_ext.simulate: {error}")
     print(summary(result))
     if path is not None:

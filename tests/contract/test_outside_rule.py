@@ -105,7 +105,7 @@ from verl_ext.checks.allocation import check_config
 with initialize_config_module("verl_ext.configs", version_base=None):
     for overrides in {overrides}:
         settings, budget = check_config(compose("main", overrides=overrides))
-        print(type(settings.make_allocator()).__module__, budget.group_size)
+        print(type(settings.rules.allocator).__module__, budget.group_size)
 """
 
 

@@ -56,7 +56,7 @@ def test_fake_runs_that_end_early_leave_nothing(tmp_path, how):
         with fake_run(fake_config(), prompts=256) as collector:
             print("ready", flush=True)
             while True:
-                collector.sample(1 + collector.ledger.issued)
+                collector.sample(1 + collector.allocation.ledger.issued)
                 if sys.argv[1] == "an error":
                     raise RuntimeError("an error")
     """

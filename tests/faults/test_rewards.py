@@ -81,7 +81,7 @@ class Step:
         with pytest.raises(kind, match=message) as caught:
             self.collector.sample(1)
         self.error = str(caught.value)
-        ledger = self.collector.ledger
+        ledger = self.collector.allocation.ledger
         ledger.check()
         record = self.record = ledger.step_record(1)
         assert record["issued"] == sum(record["fates"].values()) == GROUPS * SIZE and record["in_flight"] == 0

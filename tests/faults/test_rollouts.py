@@ -34,8 +34,8 @@ def stops(collector, message, kind=None) -> tuple[str, float]:
     began = time.monotonic()
     with pytest.raises(kind or RoundError, match=message) as caught:
         collector.sample(1)
-    collector.ledger.check()
-    record = collector.ledger.step_record(1)
+    collector.allocation.ledger.check()
+    record = collector.allocation.ledger.step_record(1)
     assert record["issued"] == sum(record["fates"].values()) > 0 and record["in_flight"] == record["waiting"] == 0
     return str(caught.value), time.monotonic() - began
 
@@ -72,7 +72,7 @@ def test_one_prompt_that_never_ends(stack, engines, fault):
 def test_no_session_comes_back(stack, engines, fault):
     collector = stack.collector(*SARA, manager=engines, fail_share=1.0)
     message, seconds = stops(collector, "none of the .* sessions of .* groups came back: the first said .*fails")
-    fault.saw(f"RoundError after {seconds:.1f} s: {message[:100]}", collector.ledger.step_record(1))
+    fault.saw(f"RoundError after {seconds:.1f} s: {message[:100]}", collector.allocation.ledger.step_record(1))
 
 
 @pytest.mark.row("the engine never answers")
@@ -80,7 +80,8 @@ def test_the_engine_never_answers(stack, engines, fault):
     collector = stack.collector(*SARA, "allocation.deadline_s=3", manager=engines, hang_share=1.0)
     message, seconds = stops(collector, "none of the .* the first said session 0 of .* did not end within 3 s")
     assert seconds < 60
-    fault.saw(f"RoundError after {seconds:.1f} s with deadline_s=3: {message[:100]}", collector.ledger.step_record(1))
+    record = collector.allocation.ledger.step_record(1)
+    fault.saw(f"RoundError after {seconds:.1f} s with deadline_s=3: {message[:100]}", record)
 
 
 @pytest.mark.row("a rollout worker is killed in a round")
@@ -93,7 +94,7 @@ def test_a_rollout_worker_is_killed_in_a_round(stack, fault):
     killed.start()
     message, seconds = stops(collector, "a rollout worker died")
     assert seconds < 60
-    fault.saw(f"RoundError after {seconds:.1f} s: {message[:60]}", collector.ledger.step_record(1))
+    fault.saw(f"RoundError after {seconds:.1f} s: {message[:60]}", collector.allocation.ledger.step_record(1))
 
 
 @pytest.mark.row("TransferQueue is full")
@@ -118,7 +119,7 @@ def test_transfer_queue_is_full(stack, engines, fault):
     meta, _ = collector.sample(1)
     assert len(meta.keys) == 64
     clear(meta)
-    fault.saw(f"RoundError after {seconds:.1f} s: ...{message[-90:]}", collector.ledger.step_record(1))
+    fault.saw(f"RoundError after {seconds:.1f} s: ...{message[-90:]}", collector.allocation.ledger.step_record(1))
 
 
 @pytest.mark.row("the disk is full at a save of the rules' state")

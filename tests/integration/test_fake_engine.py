@@ -221,6 +221,6 @@ def test_a_worker_that_dies_is_a_clear_error_and_the_ledger_adds_up(stack):
     threading.Timer(1.0, lambda: ray.kill(worker)).start()
     with pytest.raises(RoundError, match="worker died"):
         collector.sample(1)
-    collector.ledger.check()
-    record = collector.ledger.step_record(1)
+    collector.allocation.ledger.check()
+    record = collector.allocation.ledger.step_record(1)
     assert record["issued"] == record["fates"]["failed"] > 0

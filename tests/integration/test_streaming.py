@@ -150,7 +150,7 @@ def test_no_session_at_all_coming_back_ends_the_step(stack):
     collector = collector_with(stack, fail_share=1.0)
     with pytest.raises(RoundError, match="none of the sessions of 16 groups in a row.*a session that fails"):
         collector.sample(1)
-    collector.ledger.check()
+    collector.allocation.ledger.check()
 
 
 @pytest.mark.ray
@@ -181,8 +181,8 @@ def test_a_step_that_broke_off_leaves_nothing_running(stack):
     with pytest.raises(OSError, match="gone"):
         collector.sample(1)
     assert len(collector.backend.manager.stream) == 0
-    collector.ledger.check()
-    collector.ledger.step_record(1)
+    collector.allocation.ledger.check()
+    collector.allocation.ledger.step_record(1)
     stored = set(left_in_transfer_queue())
     meta, _ = collector.sample(2)
     assert len(meta.keys) == 256 and not {key for key in meta.keys if key.startswith("s1g")}
@@ -214,8 +214,8 @@ def test_a_worker_that_dies_is_a_clear_error_and_the_ledger_adds_up(stack):
     threading.Timer(1.0, lambda: ray.kill(collector.backend.manager.agent_loop_workers[0])).start()
     with pytest.raises(RoundError, match="worker died with groups in flight"):
         collector.sample(1)
-    collector.ledger.check()
-    record = collector.ledger.step_record(1)
+    collector.allocation.ledger.check()
+    record = collector.allocation.ledger.step_record(1)
     assert record["issued"] == sum(record["fates"].values()) and record["fates"]["failed"] > 0
 
 

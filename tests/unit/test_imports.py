@@ -11,7 +11,7 @@ import verl_ext
 
 PACKAGE = Path(verl_ext.__file__).parent
 FLOORS = (
-    {"files", "masking", "after_import"},
+    {"files", "masking", "after_import", "typed_settings"},
     {"allocation"},
     {"tiny", "rewards", "cpu"},
     {"configuration", "command_line", "data", "runs"},

@@ -1,8 +1,10 @@
 """Where rollouts go: pure Python, NumPy and SciPy; no verl, Ray, PyTorch or vLLM."""
 
+from ..typed_settings import SettingError
+from .allocation import Allocation
 from .allocators import Allocator, AllocatorSettings, sara_verdicts
-from .collect import Backend, Collected, Stop, collect
-from .compose import check_composition
+from .compose import AllocationSettings, Rules, Stop, check_composition, make_rules
+from .conclude import Collected
 from .context import StepContext
 from .downsamplers import (
     DownSampler,
@@ -23,14 +25,16 @@ from .registry import (
     register_downsampler,
     register_selector,
 )
+from .rounds import Backend
 from .selectors import Selector, SelectorSettings
-from .settings import SettingError
 from .state import StateError, load_state, rng_for, save_state
 from .statistics import GroupStatistics, group_statistics, normalised_over, reward_statistics
 from .streaming import StreamingBackend
 from .waiting import pack_groups, unpack_groups
 
 __all__ = [
+    "Allocation",
+    "AllocationSettings",
     "Allocator",
     "AllocatorSettings",
     "Backend",
@@ -45,6 +49,7 @@ __all__ = [
     "PromptPool",
     "Request",
     "RoundError",
+    "Rules",
     "Selector",
     "SelectorSettings",
     "SettingError",
@@ -55,13 +60,13 @@ __all__ = [
     "Verdict",
     "abandonment_point",
     "check_composition",
-    "collect",
     "effective_probability",
     "expected_variance",
     "group_statistics",
     "load_state",
     "make_allocator",
     "make_downsampler",
+    "make_rules",
     "make_selector",
     "max_reward_subset",
     "max_variance_mask",

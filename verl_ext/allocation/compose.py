@@ -1,16 +1,151 @@
-"""Which selectors, allocators and down-samplers cannot be combined, and why."""
+"""What an allocation is composed of: three rules, and when a step is full. Checked once, here."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
+from ..typed_settings import SettingError, attempt, is_whole, require_all
 from .allocators import Allocator, Sara
 from .downsamplers import DownSampler
+from .registry import make_allocator, make_downsampler, make_selector
 from .selectors import Cero, Dps, Greso, Mopps, Selector
-from .settings import SettingError
+from .settings import refused, require
 
 # They learn which prompts have right and wrong answers.
 _BY_OUTCOME = (Cero, Dps, Greso, Mopps)
+# What GRPO does.
+SHUFFLED, UNIFORM, NONE = {"name": "shuffled"}, {"name": "uniform"}, {"name": "none"}
+
+
+class Rules(NamedTuple):
+    """The three rules of an allocation."""
+
+    selector: Selector
+    allocator: Allocator
+    downsampler: DownSampler
+
+    def fresh(self) -> Rules:
+        """The same rules before their first step."""
+        return Rules(*(type(rule)(rule.settings) for rule in self))
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a step is full, and when a run has enough."""
+
+    groups: int | None = None
+    """Groups of the batch (B). In training, null: data.train_batch_size; elsewhere it must be given."""
+
+    rollouts: int | None = None
+    """Most rollouts a step may issue; null: 6 x groups x group_size, so that dead data cannot run away."""
+
+    run_rollouts: int | None = None
+    """The run ends, saved and validated, with the step that brings its rollouts to this number; null: after
+    trainer.total_training_steps alone. Rules are compared at equal rollouts, not at equal steps."""
+
+    def __post_init__(self) -> None:
+        require_all(
+            *(
+                (value is None or value >= 1, f"allocation.stop.{name}", value, "null or an integer of 1 or more")
+                for name, value in vars(self).items()
+            )
+        )
+
+    def budget(self, group_size: int) -> int:
+        """Rollouts a step may issue."""
+        return 6 * self.groups * group_size if self.rollouts is None else self.rollouts
+
+
+@dataclass(frozen=True)
+class AllocationSettings:
+    """All that decides where rollouts go; what :class:`~.allocation.Allocation` is made from."""
+
+    selector: Mapping[str, Any] = field(default_factory=lambda: dict(SHUFFLED))
+    """Name and settings of the rule that chooses which prompts are offered."""
+
+    allocator: Mapping[str, Any] = field(default_factory=lambda: dict(UNIFORM))
+    """Name and settings of the rule that decides how many rollouts each group gets, and when."""
+
+    downsampler: Mapping[str, Any] = field(default_factory=lambda: dict(NONE))
+    """Name and settings of the rule that chooses which rollouts of a group reach the update."""
+
+    stop: Stop = field(default_factory=Stop)
+    """When a step is full, and when the run has enough."""
+
+    rounds: Literal["barrier", "streaming"] = "barrier"
+    """barrier: whole rounds; streaming: a prompt's next request leaves as soon as its own rollouts are scored, and what
+    is undecided when the batch is full is aborted."""
+
+    max_rounds: int = 8
+    """Rounds a step may take (streaming: requests of one prompt); every rule ends within them, short if need be."""
+
+    seed: int = 0
+    """Seed of all of the rules' randomness; with the data seed it makes a run's decisions repeatable."""
+
+    def __post_init__(self) -> None:
+        require_all(*self._checks())
+
+    def _checks(self) -> list[tuple[bool, str, Any, str]]:
+        return [
+            (self.max_rounds >= 1, "allocation.max_rounds", self.max_rounds, "an integer of 1 or more"),
+            (self.seed >= 0, "allocation.seed", self.seed, "an integer of 0 or more"),
+        ]
+
+    @cached_property
+    def rules(self) -> Rules:
+        """The three rules, made and checked once. They are patterns: a run takes :meth:`Rules.fresh` ones.
+
+        Raises:
+            SettingError: naming every setting of theirs that is not accepted, or what cannot be combined.
+        """
+        rules = make_rules(self.selector, self.allocator, self.downsampler)
+        check_rounds(rules.allocator, self.rounds, self.max_rounds)
+        return rules
+
+
+def make_rules(selector: Any = SHUFFLED, allocator: Any = UNIFORM, downsampler: Any = NONE) -> Rules:
+    """Make three rules from name and settings of each, and see that they can be combined.
+
+    Raises:
+        SettingError: naming every setting that is not accepted.
+    """
+    problems: list[str] = []
+    rules = [
+        attempt(problems, _make, kind, make, given)
+        for kind, make, given in (
+            ("selector", make_selector, selector),
+            ("allocator", make_allocator, allocator),
+            ("downsampler", make_downsampler, downsampler),
+        )
+    ]
+    if problems:
+        raise SettingError(*problems)
+    check_composition(*rules)
+    return Rules(*rules)
+
+
+def _make(kind: str, make: Any, given: Any) -> Any:
+    if not isinstance(given, Mapping) or "name" not in given:
+        raise refused(kind, given, f"a rule's name and settings; choose one with allocation/{kind}=...")
+    return make(**given)
+
+
+def check_rounds(allocator: Allocator, rounds: str, max_rounds: int) -> None:
+    """Refuse a way of going through a step that the allocator cannot go.
+
+    Raises:
+        SettingError: ``rounds`` or ``max_rounds``, and what is accepted.
+    """
+    require(rounds in ("barrier", "streaming"), "rounds", rounds, "barrier | streaming")
+    require(is_whole(max_rounds, 1), "max_rounds", max_rounds, "an integer of 1 or more")
+    if rounds == "streaming" and (reason := allocator.needs_rounds) is not None:
+        raise refused("rounds", rounds, f"barrier with {_name(allocator)}: {reason}")
+    least = allocator.least_rounds
+    require(max_rounds >= least, "max_rounds", max_rounds, f"{least} or more with {_name(allocator)}, which asks again "
+            "after it has seen outcomes")  # fmt: skip
 
 
 def check_composition(selector: Any, allocator: Any, downsampler: Any) -> None:
@@ -34,13 +169,13 @@ def check_composition(selector: Any, allocator: Any, downsampler: Any) -> None:
         (downsampler, "downsampler", DownSampler),
     ):
         if not isinstance(part, base):
-            raise SettingError(f"{kind}.name", _name(part), f"a subclass of verl_ext.allocation.{base.__name__}")
+            raise refused(f"{kind}.name", _name(part), f"a subclass of verl_ext.allocation.{base.__name__}")
     keep, largest = downsampler.keep, allocator.largest_group
     if keep is not None and keep > largest:
         most = f"at most {largest}, the most rollouts that {_name(allocator)} trains on of a group"
-        raise SettingError("downsampler.keep", keep, most)
+        raise refused("downsampler.keep", keep, most)
     if isinstance(allocator, Sara) and allocator.settings.effective == "spread" and isinstance(selector, _BY_OUTCOME):
-        raise SettingError(
+        raise refused(
             "allocator.effective", "spread",
             f"outcome with the selector {_name(selector)}, which learns from right and wrong answers and would avoid "
             "prompts whose scores differ but which are never right; or spread with allocation/selector=shuffled",
@@ -48,7 +183,7 @@ def check_composition(selector: Any, allocator: Any, downsampler: Any) -> None:
     if isinstance(selector, Cero) and selector.settings.budget is not None:
         least = selector.settings.rounds * allocator.group_size
         if selector.settings.budget < least:
-            raise SettingError(
+            raise refused(
                 "selector.budget", selector.settings.budget,
                 f"{least} or more: one group of allocator.group_size={allocator.group_size} in each of "
                 f"selector.rounds={selector.settings.rounds}",

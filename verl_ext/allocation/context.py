@@ -114,6 +114,10 @@ class StepContext:
         """``n`` more rollouts of a group of this step."""
         return Request(group, n)
 
+    def has(self, group: Group) -> bool:
+        """Whether the group is of this step."""
+        return self._by_uid.get(group.uid) is group
+
     def group(self, uid: str) -> Group:
         """The group of this step with that uid."""
         return self._by_uid[uid]
@@ -134,7 +138,7 @@ class StepContext:
                     f"step {self.step} asks for group {group.uid!r} with {group.pending} of its sessions in flight, "
                     f"after {group.requests} of max_rounds={self.max_rounds} requests"
                 )
-            if self._by_uid.get(group.uid) is not group:
+            if not self.has(group):
                 raise RoundError(f"round {self.round} asks for group {group.uid!r}, which is not of step {self.step}")
             if request.first != group.requested:
                 raise RoundError(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from .settings import SettingError, build
+from ..typed_settings import build, refused
 
 C = TypeVar("C", bound=type)
 
@@ -54,7 +54,7 @@ class Registry:
                     self._rules[name] = point.load()
                     break
             else:
-                raise SettingError(f"{self.kind}.name", name, "one of " + ", ".join(self.names()))
+                raise refused(f"allocation.{self.kind}.name", name, "one of " + ", ".join(self.names()))
         return self._rules[name]
 
     def settings_type(self, name: str) -> type:
@@ -69,7 +69,7 @@ class Registry:
                 ``allocation.<kind>.<setting>``, the value and what is accepted.
         """
         rule = self.get(name)
-        return rule(build(rule.Settings, self.kind, settings))  # type: ignore[attr-defined]
+        return rule(build(rule.Settings, f"allocation.{self.kind}", settings))  # type: ignore[attr-defined]
 
 
 selectors = Registry("selector")

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from .groups import Group, Outcome, Request, RoundError
-from .settings import require
 
 if TYPE_CHECKING:
     from .allocators.base import Allocator
@@ -45,14 +44,6 @@ class StreamingBackend(Protocol):
         Those of a request that was complete before it could be cut off are ordinary outcomes; those of the others are
         ``aborted``, all of them, with the tokens generated so far.
         """
-
-
-def check_streaming(allocator: Allocator) -> None:
-    """Raises:
-    SettingError: the allocator cannot be asked with groups in flight; says why.
-    """
-    reason = allocator.needs_rounds
-    require(reason is None, "rounds", "streaming", f"barrier with {type(allocator).__name__}: {reason}")
 
 
 def stream(ctx: StepContext, allocator: Allocator, backend: StreamingBackend) -> tuple[int, float]:

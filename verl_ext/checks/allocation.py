@@ -5,20 +5,16 @@ An error names the setting, the value seen and what is accepted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.allocation import check_composition, make_allocator, make_downsampler, make_selector
-from verl_ext.allocation.statistics import normalised_over
-from verl_ext.allocation.streaming import check_streaming
+from verl_ext.allocation import Rules, make_rules, normalised_over
 from verl_ext.checks.numbers import number_problems
 from verl_ext.training.batch import StepBudget
-from verl_ext.training.settings import MODE, AllocationSettings, SettingError, attempt, resolve_budget
+from verl_ext.training.settings import MODE, TrainingSettings, resolve_budget
+from verl_ext.typed_settings import SettingError, attempt
 
 
-def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
+def check_config(config: DictConfig) -> tuple[TrainingSettings, StepBudget]:
     """Contradictions between `allocation` and verl's settings, by name.
 
     Raises:
@@ -35,15 +31,13 @@ def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
     problems = number_problems(config)
     numbers_fit = not problems
     budget = None
-    settings = attempt(problems, AllocationSettings.from_config, config)
-    rules = [attempt(problems, _make_rule, config, *part) for part in _PARTS] if config.get("allocation") else [None]
-    if all(rule is not None for rule in rules):
-        attempt(problems, check_composition, *rules)
-        if settings is not None:
-            attempt(problems, _check_rounds, config, settings, rules[1])
-            attempt(problems, _check_rules, config, settings)
-            if numbers_fit:
-                budget = attempt(problems, resolve_budget, config, settings)
+    settings = attempt(problems, TrainingSettings.from_config, config)
+    rules = attempt(problems, _rules, config, settings) if config.get("allocation") else None
+    if settings is not None and rules is not None:
+        attempt(problems, _check_rounds, config, settings)
+        attempt(problems, _check_rules, config, rules)
+        if numbers_fit:
+            budget = attempt(problems, resolve_budget, config, settings)
     problems += _unsupported(config)
     if budget is not None:
         attempt(problems, _check_storage, config, settings, budget)
@@ -52,34 +46,28 @@ def check_config(config: DictConfig) -> tuple[AllocationSettings, StepBudget]:
     return settings, budget
 
 
-_PARTS = (("selector", make_selector), ("allocator", make_allocator), ("downsampler", make_downsampler))
+def _rules(config: DictConfig, settings: TrainingSettings | None) -> Rules:
+    """The rules of the settings; where those cannot be, what is wrong with the rules is found all the same."""
+    if settings is not None:
+        return settings.rules
+    raw = OmegaConf.to_container(config.allocation, resolve=True)
+    return make_rules(**{part: raw[part] for part in Rules._fields if isinstance(raw.get(part), dict)})
 
 
-def _make_rule(config: DictConfig, part: str, make: Callable[..., Any]) -> Any:
-    rule = config.allocation.get(part)
-    if not isinstance(rule, DictConfig) or "name" not in rule:
-        raise SettingError(f"allocation.{part}={rule!r}: names no rule; choose allocation/{part}=...")
-    return make(**OmegaConf.to_container(rule, resolve=True))
-
-
-def _check_rounds(config: DictConfig, settings: AllocationSettings, allocator: Any) -> None:
-    if settings.rounds == "streaming":
-        check_streaming(allocator)
-        if (engine := config.actor_rollout_ref.rollout.name) != "vllm":
-            raise SettingError(
-                f"allocation.rounds=streaming with actor_rollout_ref.rollout.name={engine}: single requests can be "
-                "aborted in vllm only; accepted is vllm, or allocation.rounds=barrier"
-            )
-        if OmegaConf.select(config, "actor_rollout_ref.rollout.disaggregation.enabled"):
-            raise SettingError(
-                "allocation.rounds=streaming with actor_rollout_ref.rollout.disaggregation.enabled=True: a request "
-                "that one server prefills and another decodes cannot be aborted; accepted is False, or "
-                "allocation.rounds=barrier"
-            )
-    if settings.max_rounds < allocator.least_rounds:
+def _check_rounds(config: DictConfig, settings: TrainingSettings) -> None:
+    engine = config.actor_rollout_ref.rollout.name
+    if settings.rounds == "streaming" and engine != "vllm":
         raise SettingError(
-            f"allocation.max_rounds={settings.max_rounds}: at least {allocator.least_rounds} is accepted with "
-            f"allocation.allocator.name={settings.allocator['name']}, which asks again after it has seen outcomes"
+            f"allocation.rounds=streaming with actor_rollout_ref.rollout.name={engine}: single requests can be "
+            "aborted in vllm only; accepted is vllm, or allocation.rounds=barrier"
+        )
+    if settings.rounds == "streaming" and OmegaConf.select(
+        config, "actor_rollout_ref.rollout.disaggregation.enabled"
+    ):
+        raise SettingError(
+            "allocation.rounds=streaming with actor_rollout_ref.rollout.disaggregation.enabled=True: a request "
+            "that one server prefills and another decodes cannot be aborted; accepted is False, or "
+            "allocation.rounds=barrier"
         )
 
 
@@ -159,12 +147,12 @@ def warnings_of(config: DictConfig) -> tuple[str, ...]:
     )
 
 
-def _check_storage(config: DictConfig, settings: AllocationSettings, budget: StepBudget) -> None:
+def _check_storage(config: DictConfig, settings: TrainingSettings, budget: StepBudget) -> None:
     capacity = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.total_storage_size")
     if capacity is None or OmegaConf.select(config, "transfer_queue.backend.storage_backend") != "SimpleStorage":
         return
     # Padding rows and a validation pass share the storage with the step's rollouts.
-    waiting = settings.make_allocator().most_waiting(budget.prompts)
+    waiting = settings.rules.allocator.most_waiting(budget.prompts)
     needed = budget.rollouts + waiting + budget.ranks * budget.mini_batches
     if needed > capacity:
         raise SettingError(
@@ -173,9 +161,9 @@ def _check_storage(config: DictConfig, settings: AllocationSettings, budget: Ste
         )
 
 
-def _check_rules(config: DictConfig, settings: AllocationSettings) -> None:
+def _check_rules(config: DictConfig, rules: Rules) -> None:
     """What a rule needs of verl's algorithm."""
-    allocator, downsampler = settings.make_allocator(), settings.make_downsampler()
+    _, allocator, downsampler = rules
     algorithm = config.algorithm
     if normalised_over(allocator, downsampler) == "group":
         if algorithm.adv_estimator != "grpo":

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_ext.checks.allocation import check_config, warnings_of
 from verl_ext.checks.numbers import number_problems
 from verl_ext.checks.versions import check_versions, version_warnings
-from verl_ext.training.settings import AllocationSettings
+from verl_ext.training.settings import TrainingSettings
 
 from .data import Rows, check_data, check_storage, files_of
 from .findings import Checks, Problems, Seen
@@ -41,7 +41,7 @@ _SECTIONS_OR_NULL = (
 )
 
 
-def check_settings(config: DictConfig, checks: Checks) -> AllocationSettings | None:
+def check_settings(config: DictConfig, checks: Checks) -> TrainingSettings | None:
     """What the configuration says by itself. Imports nothing of verl.
 
     Returns:
@@ -72,7 +72,7 @@ def check_inputs(config: DictConfig, checks: Checks) -> dict[str, Any]:
     return found
 
 
-def check_with_verl(config: DictConfig, checks: Checks, settings: AllocationSettings | None, inputs: dict) -> None:
+def check_with_verl(config: DictConfig, checks: Checks, settings: TrainingSettings | None, inputs: dict) -> None:
     """What verl itself knows of its settings, the reward, and the prompts' lengths. Imports verl: choose the platform
     first."""
     from .verl_side import check_choices, validate
@@ -86,8 +86,7 @@ def check_with_verl(config: DictConfig, checks: Checks, settings: AllocationSett
         checks.skip("data", "storage and prompts' lengths: the numbers among the settings have to be right first")
         return
     if validation := inputs.get("data.val_files"):
-        groups = settings.stop.groups or config.data.train_batch_size if settings else 0
-        waiting = settings.make_allocator().most_waiting(groups) if settings else 0
+        waiting = settings.rules.allocator.most_waiting(settings.stop.groups) if settings else 0
         checks.run("data", check_storage, config, validation, waiting)
     for name in DATA:
         if inputs.get("tokenizer") and inputs.get(name) and not _has_media(config, inputs[name]):
@@ -191,7 +190,7 @@ def _unless_made(config: DictConfig, paths: list[str], check, *args) -> Seen:
     return check(*args)
 
 
-def _reward(config: DictConfig, settings: AllocationSettings | None, row) -> Seen:
+def _reward(config: DictConfig, settings: TrainingSettings | None, row) -> Seen:
     from verl_ext.checks.reward import check_reward
 
     warnings: list[str] = []

@@ -8,27 +8,21 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.typed_settings import is_number, is_whole
+
 
 def _whole(least: int) -> tuple[Callable[[Any], bool], str]:
-    return (lambda value: _is_int(value) and value >= least), f"a whole number of at least {least}"
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return (lambda value: is_whole(value, least)), f"a whole number of at least {least}"
 
 
 _POSITIVE = _whole(1)
 _OR_NEVER = (_whole(-1)[0], "a whole number of at least 1, or -1 for never")
-_ABOVE_ZERO = (lambda value: _is_number(value) and value > 0, "a number above 0")
-_AT_LEAST_ZERO = (lambda value: _is_number(value) and value >= 0, "a number of at least 0")
-_WEIGHT = (lambda value: _is_number(value) and 0 <= value <= 1, "a number in [0, 1]")
+_ABOVE_ZERO = (lambda value: is_number(value) and value > 0, "a number above 0")
+_AT_LEAST_ZERO = (lambda value: is_number(value) and value >= 0, "a number of at least 0")
+_WEIGHT = (lambda value: is_number(value) and 0 <= value <= 1, "a number in [0, 1]")
 _OR_ALL = (_whole(-1)[0], "a whole number of at least 1, or -1 for all")
 _OR_NULL = (lambda value: value is None or _POSITIVE[0](value), f"null, or {_POSITIVE[1]}")
-_SHARE = (lambda value: _is_number(value) and 0 < value <= 1, "a number in (0, 1]")
+_SHARE = (lambda value: is_number(value) and 0 < value <= 1, "a number in (0, 1]")
 
 PARALLEL = tuple(
     f"actor_rollout_ref.rollout.{name}_size"
@@ -91,7 +85,7 @@ def number_problems(config: DictConfig) -> list[str]:
         )
     longest = OmegaConf.select(config, "actor_rollout_ref.rollout.max_model_len")
     needed = values["data.max_prompt_length"] + values["data.max_response_length"]
-    if longest is not None and (not _is_int(longest) or longest < needed):
+    if longest is not None and (not is_whole(longest) or longest < needed):
         problems.append(
             f"actor_rollout_ref.rollout.max_model_len={longest!r}: null or at least {needed} is accepted, "
             f"data.max_prompt_length={values['data.max_prompt_length']} and "

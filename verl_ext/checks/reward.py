@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 from verl_ext.checks.findings import deadline
 from verl_ext.rewards.math_verify import RewardSettingError
 from verl_ext.rollout.outcomes import OutcomeError, OutcomeRule, read_outcome
-from verl_ext.training.settings import AllocationSettings, SettingError
+from verl_ext.training.settings import TrainingSettings
+from verl_ext.typed_settings import SettingError
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ ANSWER_S = 30.0
 
 def check_reward(
     config: DictConfig,
-    settings: AllocationSettings | None,
+    settings: TrainingSettings | None,
     row: dict[str, Any] | None,
     warn: Callable[[str], None] = logger.warning,
 ) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import comb, expit, ndtri
 
-from .settings import SimulationError, need
+from verl_ext.typed_settings import refused, require
 
 _NODES = 2048
 
@@ -39,7 +39,7 @@ def solve_logits(share: float, mean: float, group_size: int) -> tuple[float, flo
     """Mean and standard deviation of normal logits for a given effective share and mean success rate.
 
     Raises:
-        SimulationError: no such population; says what is the most.
+        SettingError: no such population; says what is the most.
     """
     z = ndtri((np.arange(_NODES) + 0.5) / _NODES)
 
@@ -55,7 +55,7 @@ def solve_logits(share: float, mean: float, group_size: int) -> tuple[float, flo
 
     narrow, wide = 1e-3, 200.0
     most, least = share_at(narrow), share_at(wide)
-    need(
+    require(
         least < share < most, "simulation.effective_share", share,
         f"between {least:.3f} and {most:.3f} with simulation.mean={mean} and group_size={group_size}",
     )  # fmt: skip
@@ -109,7 +109,7 @@ def make_population(
             ``share`` (default .33) and the mean success rate ``mean``; ``all_solved``; ``all_hopeless``.
 
     Raises:
-        SimulationError: another kind, or an effective share that cannot be.
+        SettingError: another kind, or an effective share that cannot be.
     """
     if kind == "uniform":
         def quantiles(u):
@@ -123,7 +123,7 @@ def make_population(
         def quantiles(u):
             return np.full(len(u), np.inf if kind == "all_solved" else -np.inf)
     else:
-        raise SimulationError(f"population={kind!r}; accepted: uniform | u_shaped | all_solved | all_hopeless")
+        raise refused("population", kind, "uniform | u_shaped | all_solved | all_hopeless")
 
     def draw(n: int) -> np.ndarray:
         return quantiles((rng.permutation(n) + 0.5) / n)

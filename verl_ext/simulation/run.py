@@ -1,112 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated run: `collect`, as in training, with a population or a recorded table for a backend."""
+"""A simulated run: the allocation of a training run, with a population or a recorded table for an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from verl_ext.allocation import (
-    Collected,
-    Ledger,
-    PromptPool,
-    Stop,
-    collect,
-    make_allocator,
-    make_downsampler,
-    make_selector,
-    rng_for,
-)
+from verl_ext.allocation import Allocation, AllocationSettings, Collected, PromptPool, rng_for
 from verl_ext.runs.outcome_records import read_record
 
 from .backend import SimulatedBackend
-from .population import effective_share, make_population
+from .population import Population, effective_share, make_population
 from .replay import ReplayBackend
 from .settings import WorldSettings
 from .streaming import SimulatedStream
 from .updates import Learner
 
 
-@dataclass(frozen=True)
-class Rules:
-    """The three parts by name and settings, and when a step is full: what ``allocation`` says."""
-
-    selector: Mapping[str, Any] = field(default_factory=lambda: {"name": "shuffled"})
-    allocator: Mapping[str, Any] = field(default_factory=lambda: {"name": "uniform"})
-    downsampler: Mapping[str, Any] = field(default_factory=lambda: {"name": "none"})
-    rollouts: int | None = None
-    """Most rollouts a step; null: 6 x batch x group_size."""
-    max_rounds: int = 8
-    """Rounds a step may take; streaming: requests of one prompt."""
-    rounds: Literal["barrier", "streaming"] = "barrier"
-    """Whole rounds, or each prompt's next request as soon as its own rollouts are back."""
-
-
-class Simulation:
-    """A run, step by step.
+class Simulation(Allocation):
+    """An allocation with an engine of its own, that is simulated or replays a recorded table.
 
     Args:
-        population: uniform | u_shaped | all_solved | all_hopeless | recorded.
-        world: prompts, steps and what training does.
-        rules: selector, allocator, down-sampler.
-        seed: of all; the same seed gives the same run.
-
-    Raises:
-        SimulationError, SettingError, RecordError: a setting that cannot be, by name.
+        rules_and_stop: as for :class:`~verl_ext.allocation.Allocation`.
+        backend: gives the outcomes at once.
+        engine: the backend with a clock, a token a second; None: one is made where the steps stream, and time plays no
+            part where they do not.
+        population: prompts whose success rates are the backend's; None: of a recorded table.
+        learner: what a batch does to the population; None: nothing changes.
     """
 
-    def __init__(self, population: str, world: WorldSettings, rules: Rules, seed: int = 0) -> None:
-        self.world, self.rules, self.seed = world, rules, seed
-        self.allocator = make_allocator(**rules.allocator)
-        self.selector = make_selector(**rules.selector)
-        self.downsampler = make_downsampler(**rules.downsampler)
-        self.stop = Stop(world.batch, rules.rollouts)
-        self.ledger = Ledger()
-        self.step = 0
-        """Steps made, warm-up included."""
-        self.population = self._learner = None
+    def __init__(
+        self,
+        *rules_and_stop: Any,
+        backend: SimulatedBackend | ReplayBackend,
+        engine: SimulatedStream | None = None,
+        population: Population | None = None,
+        learner: Learner | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*rules_and_stop, **settings)
+        self.backend, self.population, self.learner = backend, population, learner
+        self.engine = SimulatedStream(backend) if engine is None and self.rounds == "streaming" else engine
+        self.steps = 0
+        """Number of the last step."""
+
+    @classmethod
+    def of_world(
+        cls, population: str, world: WorldSettings, settings: AllocationSettings, seed: int = 0
+    ) -> Simulation:
+        """A run on a population of prompts.
+
+        Args:
+            population: uniform | u_shaped | all_solved | all_hopeless | recorded.
+            world: prompts, steps, groups of the batch, and what training does.
+            settings: rules and rounds; ``stop.groups`` null: ``world.batch``.
+            seed: of all; the same seed gives the same run.
+
+        Raises:
+            SettingError, RecordError: a setting that cannot be, by name.
+        """
+        if settings.stop.groups is None:
+            settings = replace(settings, stop=replace(settings.stop, groups=world.batch))
         if population == "recorded":
-            self.backend: Any = ReplayBackend(read_record(world.record), seed, frozen=world.frozen)
-            self.pool = PromptPool(self.backend.keys, seed=seed)
+            backend = ReplayBackend(read_record(world.record), seed, frozen=world.frozen)
+            keys, made, learner = backend.keys, None, None
         else:
-            self._populate(population)
-        timed = world.slots is not None or rules.rounds == "streaming"
-        self.engine = SimulatedStream(self.backend, slots=world.slots) if timed else None
-        """The backend with a clock, a token a second; None where time plays no part."""
-
-    def _populate(self, population: str) -> None:
-        world, seed = self.world, self.seed
-        rng = rng_for(seed, "population")
-        self.population = make_population(
-            population, world.prompts, world.held_out, world.topics, rng,
-            share=world.effective_share, mean=world.mean, group_size=self.allocator.group_size,
+            made = make_population(
+                population, world.prompts, world.held_out, world.topics, rng_for(seed, "population"),
+                share=world.effective_share, mean=world.mean, group_size=settings.rules.allocator.group_size,
+            )  # fmt: skip
+            learner = None if world.frozen else Learner(made, world, rng_for(seed, "drift"))
+            length = world.length
+            backend = SimulatedBackend(
+                made.rates(), seed, mean_tokens=length.mean_tokens, wrong_factor=length.wrong_factor,
+                sigma=length.sigma, max_tokens=length.max_tokens,
+            )  # fmt: skip
+            keys = [str(row) for row in range(world.prompts)]
+        engine = None if world.slots is None else SimulatedStream(backend, slots=world.slots)
+        return cls.from_settings(
+            settings, PromptPool(keys, seed=seed), seed,
+            backend=backend, engine=engine, population=made, learner=learner,
         )  # fmt: skip
-        if not world.frozen:
-            self._learner = Learner(self.population, world, rng_for(seed, "drift"))
-        length = world.length
-        self.backend = SimulatedBackend(
-            self.population.rates(), seed, mean_tokens=length.mean_tokens, wrong_factor=length.wrong_factor,
-            sigma=length.sigma, max_tokens=length.max_tokens,
-        )  # fmt: skip
-        self.pool = PromptPool([str(row) for row in range(world.prompts)], seed=seed)
 
-    def advance(self) -> Collected:
-        """One step: collect, then update the population."""
-        self.step += 1
+    def step(self, number: int | None = None, backend: Any = None) -> Collected:
+        """One step: collect, then update the population.
+
+        Args:
+            number: of the step; None: the next one.
+            backend: instead of its own engine.
+        """
+        self.steps = self.steps + 1 if number is None else number
+        self.backend.policy_version = self.steps - 1
         if isinstance(self.backend, ReplayBackend):
             self.backend.begin_step()
-        collected = collect(
-            step=self.step, allocator=self.allocator, selector=self.selector, pool=self.pool,
-            downsampler=self.downsampler, backend=self.engine or self.backend, ledger=self.ledger, stop=self.stop,
-            rounds=self.rules.rounds, max_rounds=self.rules.max_rounds, rng=rng_for(self.seed, "collect", self.step),
-        )  # fmt: skip
-        if self._learner is not None and collected.groups:
-            self._learner.update(*_trained_on(collected))
+        collected = self.collect(self.steps, backend or self.engine or self.backend)
+        if self.learner is not None and collected.groups:
+            self.learner.update(*_trained_on(collected))
             self.backend.success_rates = self.population.rates()
-        self.backend.policy_version = self.step
         return collected
 
     def accuracy(self) -> float | None:
@@ -134,7 +126,7 @@ def _trained_on(collected: Collected) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return np.array([group.prompt for group in collected.groups]), np.array(right), np.array(rows)
 
 
-def simulate(population: str, world: WorldSettings, rules: Rules, seed: int = 0) -> dict[str, Any]:
+def simulate(population: str, world: WorldSettings, settings: AllocationSettings, seed: int = 0) -> dict[str, Any]:
     """Run it all.
 
     Returns:
@@ -144,18 +136,18 @@ def simulate(population: str, world: WorldSettings, rules: Rules, seed: int = 0)
         so far, held-out accuracy, effective share of the pool), ``short_steps``, ``settings``. With a clock also
         ``seconds``, a token a second, and with ``slots`` their ``idle_share``.
     """
-    run = Simulation(population, world, rules, seed)
+    run = Simulation.of_world(population, world, settings, seed)
     for _ in range(world.warmup_steps):
-        run.advance()
-    before = run.ledger.step_record(run.step)
+        run.step()
+    before = run.ledger.step_record(run.steps)
     since, busy = (run.engine.now, run.engine.busy) if run.engine else (0.0, 0.0)
     rollouts = tokens = effective = rounds = short = 0
     curve = [_point(run, 0, 0, 0)]
     fates = {"fates": dict.fromkeys(before["fates"], 0), "fate_tokens": dict.fromkeys(before["fates"], 0)}
     last = before
     for number in range(1, world.steps + 1):
-        collected = run.advance()
-        last = run.ledger.step_record(run.step)
+        collected = run.step()
+        last = run.ledger.step_record(run.steps)
         rollouts += collected.rollouts
         tokens += collected.tokens
         rounds += collected.rounds

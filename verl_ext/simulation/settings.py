@@ -7,22 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_ext.allocation.settings import SettingError, build
+from verl_ext.typed_settings import build, require
 
 POPULATIONS = ("uniform", "u_shaped", "all_solved", "all_hopeless", "recorded")
 UPDATES = ("linear", "adam1k", "adam20k")
-
-
-class SimulationError(ValueError):
-    """A setting of the simulation that cannot be."""
-
-
-def need(condition: bool, setting: str, value: Any, accepted: str) -> None:
-    """Raises:
-    SimulationError: the condition does not hold.
-    """
-    if not condition:
-        raise SimulationError(f"{setting}={value!r}; accepted: {accepted}")
 
 
 @dataclass(frozen=True)
@@ -41,9 +29,9 @@ class LengthSettings:
     def __post_init__(self) -> None:
         for name in ("mean_tokens", "wrong_factor"):
             value = getattr(self, name)
-            need(0 < value < float("inf"), f"simulation.length.{name}", value, "a number above 0")
-        need(self.sigma >= 0, "simulation.length.sigma", self.sigma, "a number of 0 or more")
-        need(self.max_tokens >= 1, "simulation.length.max_tokens", self.max_tokens, "an integer of 1 or more")
+            require(0 < value < float("inf"), f"simulation.length.{name}", value, "a number above 0")
+        require(self.sigma >= 0, "simulation.length.sigma", self.sigma, "a number of 0 or more")
+        require(self.max_tokens >= 1, "simulation.length.max_tokens", self.max_tokens, "an integer of 1 or more")
 
 
 @dataclass(frozen=True)
@@ -91,45 +79,37 @@ class WorldSettings:
     def __post_init__(self) -> None:
         for name in ("prompts", "steps", "batch", "pace", "topics", "held_out"):
             value = getattr(self, name)
-            need(value >= 1, f"simulation.{name}", value, "an integer of 1 or more")
-        need(self.warmup_steps >= 0, "simulation.warmup_steps", self.warmup_steps, "an integer of 0 or more")
-        need(0 < self.mean < 1, "simulation.mean", self.mean, "a number in (0, 1)")
-        need(0 < self.goal < 1, "simulation.goal", self.goal, "a number in (0, 1)")
-        need(self.update in UPDATES, "simulation.update", self.update, " | ".join(UPDATES))
-        need(self.own >= 0, "simulation.own", self.own, "a number of 0 or more")
-        need(self.drift >= 0, "simulation.drift", self.drift, "a number of 0 or more")
-        need(self.diminish is None or self.diminish > 0, "simulation.diminish", self.diminish, "null or above 0")
-        need(self.slots is None or self.slots >= 1, "simulation.slots", self.slots, "null, or an integer of 1 or more")
+            require(value >= 1, f"simulation.{name}", value, "an integer of 1 or more")
+        require(self.warmup_steps >= 0, "simulation.warmup_steps", self.warmup_steps, "an integer of 0 or more")
+        require(0 < self.mean < 1, "simulation.mean", self.mean, "a number in (0, 1)")
+        require(0 < self.goal < 1, "simulation.goal", self.goal, "a number in (0, 1)")
+        require(self.update in UPDATES, "simulation.update", self.update, " | ".join(UPDATES))
+        require(self.own >= 0, "simulation.own", self.own, "a number of 0 or more")
+        require(self.drift >= 0, "simulation.drift", self.drift, "a number of 0 or more")
+        require(self.diminish is None or self.diminish > 0, "simulation.diminish", self.diminish, "null or above 0")
+        require(
+            self.slots is None or self.slots >= 1, "simulation.slots", self.slots, "null, or an integer of 1 or more"
+        )
         share = self.effective_share
-        need(share is None or 0 < share < 1, "simulation.effective_share", share, "null, or a number in (0, 1)")
+        require(share is None or 0 < share < 1, "simulation.effective_share", share, "null, or a number in (0, 1)")
 
 
 def world_settings(population: str, values: Mapping[str, Any]) -> WorldSettings:
     """From configuration values of ``simulation``.
 
     Raises:
-        SimulationError: a setting is unknown, of the wrong type, out of range, or of no use with this population.
+        SettingError: a setting is unknown, of the wrong type, out of range, or of no use with this population.
     """
-    need(population in POPULATIONS, "population", population, " | ".join(POPULATIONS))
-    values = dict(values)
-    length = values.get("length")
-    need(length is None or isinstance(length, Mapping), "simulation.length", length, "null or a group of settings")
-    values["length"] = _build(LengthSettings, "simulation.length", length or {})
-    settings = _build(WorldSettings, "simulation", values)
-    need(
+    require(population in POPULATIONS, "population", population, " | ".join(POPULATIONS))
+    settings = build(WorldSettings, "simulation", values)
+    require(
         population == "u_shaped" or settings.effective_share is None,
         "simulation.effective_share", settings.effective_share, f"null with population={population}",
     )  # fmt: skip
     if population == "recorded":
-        need(bool(settings.record), "simulation.record", settings.record, "a recorded table with population=recorded")
+        require(
+            bool(settings.record), "simulation.record", settings.record, "a recorded table with population=recorded"
+        )
     else:
-        need(not settings.record, "simulation.record", settings.record, f"null with population={population}")
+        require(not settings.record, "simulation.record", settings.record, f"null with population={population}")
     return settings
-
-
-def _build(kind: type, section: str, values: Mapping[str, Any]) -> Any:
-    try:
-        return build(kind, section, values)
-    except SettingError as error:
-        name = error.setting.rpartition(".")[2]
-        raise SimulationError(f"{section}.{name}={error.value!r}; accepted: {error.accepted}") from error

@@ -75,7 +75,7 @@ def allocator_contract(
         with explained(f"inside a selector with a budget of its own, step {number}"):
             run.step(number)
     for max_rounds in (1, 2, 3):
-        _few_rounds(trial(max_rounds=max_rounds), steps)
+        _few_rounds(trial, max_rounds, steps)
     for data in ("all solved", "all hopeless", "never scored", "every rollout fails"):
         _ends_by_itself(trial, data, groups)
     for data in list(DATA)[:2]:
@@ -97,14 +97,16 @@ def _streams(trial: Callable[..., Trial], steps: int, budgets: tuple[int | None,
                     run.step(number)
 
 
-def _few_rounds(run: Trial, steps: int) -> None:
+def _few_rounds(trial: Callable[..., Trial], max_rounds: int, steps: int) -> None:
+    with explained(f"with max_rounds={max_rounds}"):
+        try:
+            run = trial(max_rounds=max_rounds)
+        except SettingError as error:  # a rule may need more rounds, if it says so
+            assert "max_rounds" in str(error), f"it refuses max_rounds={max_rounds} with: {error}"
+            return
     for number in range(1, steps + 1):
-        with explained(f"with max_rounds={run.max_rounds}, step {number}"):
-            try:
-                run.step(number)
-            except SettingError as error:  # a rule may need more rounds, if it says so
-                assert "max_rounds" in error.setting, f"it refuses max_rounds={run.max_rounds} with: {error}"
-                return
+        with explained(f"with max_rounds={max_rounds}, step {number}"):
+            run.step(number)
 
 
 def _ends_by_itself(trial: Callable[..., Trial], data: str, groups: int) -> None:

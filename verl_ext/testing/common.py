@@ -55,11 +55,11 @@ def check_repeats_and_resumes(make_trial: MakeTrial, part: str, steps: int) -> N
     with tempfile.TemporaryDirectory() as folder:
         for number in range(1, steps + 1):
             with explained(f"step {number}, stopped and resumed before it"):
-                saved = two.state()
+                saved = two.state_dict()
                 if number <= 2:  # from memory after that: waiting for the disk takes longer than all the rest
                     save_state(folder, saved)
                 two = make_trial()
-                two.load(load_state(folder) if number <= 2 else saved)
+                two.load_state_dict(load_state(folder) if number <= 2 else saved)
                 loaded = getattr(two, part).state_dict()
                 assert same(loaded, saved[part]), (
                     f"state_dict() after load_state_dict is not what was loaded: {difference(saved[part], loaded)}"
@@ -76,7 +76,7 @@ def check_repeats_and_resumes(make_trial: MakeTrial, part: str, steps: int) -> N
                     f"{_first_difference(decisions(first), decisions(second))}"
                 )
                 assert same(kept, before), "state_dict() shares what later steps change; return copies"
-                here, there = one.state(), two.state()
+                here, there = one.state_dict(), two.state_dict()
                 assert same(here, there), f"equal decisions, and yet another state: {difference(here, there)}"
 
 

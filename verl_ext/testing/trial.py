@@ -1,4 +1,4 @@
-"""A run of ``collect`` over a simulated population, checked after every step."""
+"""A simulated run that is checked after every step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.allocation.collect import Collected, Stop, _finish, collect
-from verl_ext.allocation.context import StepContext
-from verl_ext.allocation.groups import Fate, Outcome, Verdict
-from verl_ext.allocation.ledger import Ledger
-from verl_ext.allocation.pool import PromptPool
-from verl_ext.allocation.registry import make_allocator, make_downsampler, make_selector
-from verl_ext.allocation.state import rng_for
+from verl_ext.allocation import (
+    Collected,
+    Fate,
+    Outcome,
+    PromptPool,
+    Stop,
+    Verdict,
+    make_allocator,
+    make_downsampler,
+    make_selector,
+)
 from verl_ext.simulation.backend import SimulatedBackend
-from verl_ext.simulation.streaming import SimulatedStream
+from verl_ext.simulation.run import Simulation
 
 Cut = Callable[[list[Outcome]], Iterator[list[Outcome]]]
 
 
-class Trial:
-    """The rules, the pool, the ledger and the simulated engine of one run.
+class Trial(Simulation):
+    """A simulated run that is checked after every step.
 
     Args:
         rates: success rate of each prompt; NaN: it can never be scored.
@@ -48,46 +52,33 @@ class Trial:
         streaming: bool = False,
         **faults: float,
     ) -> None:
-        self.selector = make_selector("shuffled") if selector is None else selector
-        self.allocator = make_allocator("uniform") if allocator is None else allocator
-        self.downsampler = make_downsampler("none") if downsampler is None else downsampler
-        self.pool = PromptPool([f"prompt-{i}" for i in range(len(rates))], seed=seed)
-        self.ledger = Ledger()
-        self.backend = SimulatedBackend(rates, seed, **faults)
-        self.stop, self.max_rounds, self.seed = Stop(groups, rollouts), max_rounds, seed
-        self.streaming = streaming
+        super().__init__(
+            PromptPool([f"prompt-{i}" for i in range(len(rates))], seed=seed),
+            make_selector("shuffled") if selector is None else selector,
+            make_allocator("uniform") if allocator is None else allocator,
+            make_downsampler("none") if downsampler is None else downsampler,
+            Stop(groups, rollouts),
+            rounds="streaming" if streaming else "barrier",
+            max_rounds=max_rounds,
+            seed=seed,
+            backend=SimulatedBackend(rates, seed, **faults),
+        )
 
-    def step(self, number: int, backend: Any = None) -> Collected:
-        """One step through ``collect``, and all that must hold of it.
+    def step(self, number: int | None = None, backend: Any = None) -> Collected:
+        """One step, and all that must hold of it.
 
         Raises:
             AssertionError: something does not.
             Exception: what ``collect`` raises.
         """
-        backend = backend or self.backend
         with _quiet():
-            collected = collect(
-                step=number, allocator=self.allocator, selector=self.selector, pool=self.pool,
-                downsampler=self.downsampler, backend=SimulatedStream(backend) if self.streaming else backend,
-                ledger=self.ledger, stop=self.stop, rounds="streaming" if self.streaming else "barrier",
-                max_rounds=self.max_rounds, rng=rng_for(self.seed, "collect", number),
-            )  # fmt: skip
+            collected = super().step(number, backend)
         self._check(collected)
         return collected
 
     def step_in_parts(self, number: int, cut: Cut) -> Collected:
         """One step in which each round's outcomes are told in the parts that ``cut`` makes of them."""
-        self.pool.begin_step()
-        budget = self.stop.budget(self.allocator.group_size)
-        ctx = StepContext(
-            number, self.selector, self.ledger, self.stop.groups, budget, self.max_rounds,
-            rng_for(self.seed, "collect", number), self.pool, number - 1,
-        )  # fmt: skip
-        ctx.round = 1
-        self.allocator.begin_step(ctx)
-        self.selector.begin_step(number, self.pool)
-        share = self.selector.step_budget(self.stop.groups, self.allocator.group_size, budget)
-        ctx.budget = min(budget, max(0, share))
+        ctx = self.begin_step(number)
         rounds = 0
         while ctx.round <= self.max_rounds and (requests := self.allocator.ask(ctx)):
             ctx.issue(requests)
@@ -97,18 +88,7 @@ class Trial:
             rounds = ctx.round
             ctx.round += 1
         with _quiet():
-            return _finish(
-                ctx, self.allocator, self.selector, self.pool, self.downsampler, self.ledger, rounds, 2
-            )  # fmt: skip
-
-    def state(self) -> dict[str, Any]:
-        """State of all parts."""
-        return {name: getattr(self, name).state_dict() for name in ("pool", "selector", "allocator", "ledger")}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of :meth:`state`."""
-        for name, part in state.items():
-            getattr(self, name).load_state_dict(part)
+            return self.end_step(ctx, rounds)
 
     def _check(self, collected: Collected) -> None:
         record = self.ledger.step_record(0)
@@ -213,7 +193,7 @@ def _equal(seen: Any, wanted: Any, what: str) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the loop's warnings of short batches, which the data here is meant to bring about."""
-    logger = logging.getLogger("verl_ext.allocation.collect")
+    logger = logging.getLogger("verl_ext.allocation.conclude")
     level, logger.disabled = logger.disabled, True
     try:
         yield

@@ -1,4 +1,4 @@
-"""The training side of `collect`: rules, pool and ledger of a run, and their state beside the weights."""
+"""The allocation of a training run: a step's rows for verl, and the state of the rules beside the weights."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from typing import Any
 from transfer_queue import KVBatchMeta
 
 import verl_ext
-from verl_ext.allocation import collect
-from verl_ext.allocation.collect import Stop
-from verl_ext.allocation.groups import Fate
-from verl_ext.allocation.ledger import Ledger
-from verl_ext.allocation.pool import PromptPool
-from verl_ext.allocation.state import StateError, load_state, rng_for, save_state
-from verl_ext.allocation.statistics import GroupStatistics
+from verl_ext.allocation import Allocation, Fate, GroupStatistics, PromptPool, StateError, load_state, save_state
 from verl_ext.rollout.worker import AllocatedAgentLoopManager
 from verl_ext.runs.outcome_records import OutcomeRecorder
 from verl_ext.training.all_zero import AllZeroWatch
 from verl_ext.training.backend import PARTITION, TransferQueueBackend
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.prompts import PromptRows
-from verl_ext.training.settings import AllocationSettings
+from verl_ext.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +34,14 @@ class NoUpdate(Exception):
 
 
 class Collector:
-    """Runs `collect` once a training step and hands verl the keys of the rows to train on."""
+    """Collects once a training step and hands verl the keys of the rows to train on."""
 
-    def __init__(self, settings: AllocationSettings, budget: StepBudget, prompts: PromptRows) -> None:
+    def __init__(self, settings: TrainingSettings, budget: StepBudget, prompts: PromptRows) -> None:
         self.settings = settings
         self.budget = budget
         self.prompts = prompts
-        self.stop = Stop(groups=budget.prompts, rollouts=budget.rollouts)
+        pool = PromptPool(prompts.keys, order=prompts.order, seed=settings.seed)
+        self.allocation = Allocation.from_settings(settings, pool)
         self.ledger_record: dict[str, Any] = {}
         self.statistics: dict[str, GroupStatistics] = {}
         """By uid of the groups in the batch: mean and standard deviation over all their scored rollouts."""
@@ -54,15 +49,6 @@ class Collector:
         self.backend = TransferQueueBackend(prompts, settings.deadline_s)
         self.all_zero = AllZeroWatch(settings.all_zero_steps)
         self.recorder = OutcomeRecorder(settings.record, prompts.keys) if settings.record else None
-        self._start_fresh()
-
-    def _start_fresh(self) -> None:
-        seed = self.settings.seed
-        self.pool = PromptPool(self.prompts.keys, order=self.prompts.order, seed=seed)
-        self.selector = self.settings.make_selector()
-        self.allocator = self.settings.make_allocator()
-        self.downsampler = self.settings.make_downsampler()
-        self.ledger = Ledger()
 
     def connect(self, manager: Any) -> None:
         """Use `manager`'s workers for the rounds.
@@ -89,21 +75,12 @@ class Collector:
         """
         self.backend.begin_step(global_steps)
         started = time.perf_counter()
-        collected = collect(
-            step=global_steps,
-            allocator=self.allocator,
-            selector=self.selector,
-            pool=self.pool,
-            downsampler=self.downsampler,
-            backend=self.recorder.around(self.backend, global_steps) if self.recorder else self.backend,
-            ledger=self.ledger,
-            stop=self.stop,
-            rounds=self.settings.rounds,
-            max_rounds=self.settings.max_rounds,
-            rng=rng_for(self.settings.seed, "collect", global_steps),
-            min_group_rows=self.budget.min_group_rows,
+        collected = self.allocation.collect(
+            global_steps,
+            self.recorder.around(self.backend, global_steps) if self.recorder else self.backend,
             # A step that made no update left the weights as they were.
             policy_version=global_steps - 1 - self.skipped_updates,
+            min_group_rows=self.budget.min_group_rows,
         )
         collect_s = time.perf_counter() - started
         if self.recorder:
@@ -115,11 +92,11 @@ class Collector:
         skipped = len(keys) < self.budget.mini_batches
         if skipped:
             self.skipped_updates += 1
-            self.ledger.reclassify(collected.kept, Fate.TRAINED, Fate.SKIPPED)
+            self.allocation.ledger.reclassify(collected.kept, Fate.TRAINED, Fate.SKIPPED)
             self.backend.release(collected.kept)
         else:
             self.backend.forget(collected.kept)
-        self.ledger_record = self.ledger.step_record(global_steps)
+        self.ledger_record = self.allocation.ledger.step_record(global_steps)
         metrics = {f"allocation/{name}": value for name, value in collected.metrics.items()}
         # Plotted against, the cumulative counts have the plain names.
         for name in ("rollouts", "tokens"):
@@ -139,15 +116,6 @@ class Collector:
                 metrics,
             )
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=tags), metrics
-
-    @property
-    def spent(self) -> bool:
-        """Nothing can follow: the run's rollouts (allocation.stop.run_rollouts) are issued, or every prompt is retired
-        and no group waits."""
-        most = self.settings.stop.run_rollouts
-        if most is not None and self.ledger.issued >= most:
-            return True
-        return self.pool.all_retired and not self.ledger.waiting
 
     def _watch_rewards(self) -> None:
         """Warn of rewards that are all zero, with answers whose rows are freed after this."""
@@ -187,10 +155,7 @@ class Collector:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         state = {
             "identity": self._identity(),
-            "pool": self.pool.state_dict(),
-            "selector": self.selector.state_dict(),
-            "allocator": self.allocator.state_dict(),
-            "ledger": self.ledger.state_dict(),
+            "allocation": self.allocation.state_dict(),
             "skipped_updates": self.skipped_updates,
             "waiting_rows": self.backend.waiting_state(folder),
         }
@@ -214,10 +179,7 @@ class Collector:
                     f"the allocation state in {folder} does not fit this run ({'; '.join(differing)}); "
                     f"resume with the same settings, or set allocation.resume=fresh to start the rules anew"
                 )
-            self.pool.load_state_dict(state["pool"])
-            self.selector.load_state_dict(state["selector"])
-            self.allocator.load_state_dict(state["allocator"])
-            self.ledger.load_state_dict(state["ledger"])
+            self.allocation.load_state_dict(state["allocation"])
             self.skipped_updates = state["skipped_updates"]
             self.backend.load_waiting_state(folder, state["waiting_rows"])
         except StateError as error:

@@ -7,75 +7,26 @@ An error names the setting, the value seen and what is accepted. What crosses it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.allocation import SettingError as RuleSettingError
-from verl_ext.allocation import make_allocator, make_downsampler, make_selector
+from verl_ext.allocation import AllocationSettings
 from verl_ext.rollout.outcomes import OutcomeRule
 from verl_ext.training.batch import StepBudget
-
-T = TypeVar("T")
+from verl_ext.typed_settings import SettingError, build, is_number, is_whole, require
 
 MODE = "allocated"
-DEFAULT_BUDGET_FACTOR = 6
 UNGROUPED_ESTIMATORS = ("gae", "reinforce_plus_plus")
 
 
-class SettingError(ValueError):
-    """Settings that cannot be, or that contradict each other: one message a problem."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
 @dataclass(frozen=True)
-class StopSettings:
-    """When a step has enough."""
-
-    groups: int | None = None
-    """Groups in the batch; null: data.train_batch_size."""
-
-    rollouts: int | None = None
-    """Rollouts a step may issue; null: 6 x groups x group_size, so that dead data cannot run away."""
-
-    run_rollouts: int | None = None
-    """The run ends, saved and validated, with the step that brings its rollouts to this number; null: after
-    trainer.total_training_steps alone. Rules are compared at equal rollouts, not at equal steps."""
-
-
-@dataclass(frozen=True)
-class AllocationSettings:
-    """The whole namespace `allocation`."""
-
-    selector: dict[str, Any]
-    """Name and settings of the rule that chooses which prompts are offered."""
-
-    allocator: dict[str, Any]
-    """Name and settings of the rule that decides how many rollouts each group gets, and when."""
-
-    downsampler: dict[str, Any]
-    """Name and settings of the rule that chooses which rollouts of a group reach the update."""
-
-    stop: StopSettings = field(default_factory=StopSettings)
-    """When a step has enough."""
+class TrainingSettings(AllocationSettings):
+    """The whole namespace `allocation` of a training run: what decides, and how the rollouts are made."""
 
     outcome: OutcomeRule = field(default_factory=OutcomeRule)
     """How correctness is read from the reward."""
-
-    rounds: str = "barrier"
-    """barrier: whole rounds; streaming: a prompt's next request leaves as soon as its own rollouts are scored, and what
-    is undecided when the batch is full is aborted."""
-
-    max_rounds: int = 8
-    """Rounds a step may take (streaming: requests of one prompt); every rule ends within them, short if need be."""
-
-    seed: int = 0
-    """Seed of all of the rules' randomness; with the data seed it makes a run's decisions repeatable."""
 
     deadline_s: float = 3600.0
     """Seconds after which a session that has not ended is cancelled and counted as failed."""
@@ -93,92 +44,41 @@ class AllocationSettings:
     record: str | None = None
     """Folder that every outcome is recorded in (Parquet, a file a step, never the text); null records nothing."""
 
-    resume: str = "strict"
+    resume: Literal["strict", "fresh"] = "strict"
     """strict: a saved state that does not fit this run is an error; fresh: start the rules anew beside the weights."""
 
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        sizes = {"max_rounds": self.max_rounds} | {
-            f"stop.{name}": value
-            for name in ("groups", "rollouts", "run_rollouts")
-            if (value := getattr(self.stop, name)) is not None
-        }
-        for name, value in sizes.items():
-            attempt(problems, _positive_int, f"allocation.{name}", value)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            problems.append(f"allocation.seed={self.seed!r}: a non-negative whole number is accepted")
-        for name in ("deadline_s", "val_deadline_s", "reward_deadline_s"):
-            seconds = getattr(self, name)
-            if not _is_number(seconds) or not seconds > 0:
-                problems.append(f"allocation.{name}={seconds!r}: a positive number of seconds is accepted")
-        if self.all_zero_steps is not None:
-            attempt(problems, _positive_int, "allocation.all_zero_steps", self.all_zero_steps)
-        if self.rounds not in ("barrier", "streaming"):
-            problems.append(f"allocation.rounds={self.rounds!r}: accepted are barrier, streaming")
-        if self.resume not in ("strict", "fresh"):
-            problems.append(f"allocation.resume={self.resume!r}: accepted are strict, fresh")
-        if self.record is not None and not isinstance(self.record, str):
-            problems.append(f"allocation.record={self.record!r}: null or a folder's path is accepted")
-        if not isinstance(self.outcome.key, str) or not self.outcome.key:
-            said = "the name of a field of the reward's dictionary is accepted"
-            problems.append(f"allocation.outcome.key={self.outcome.key!r}: {said}")
-        if self.outcome.threshold is not None and not _is_number(self.outcome.threshold):
-            problems.append(f"allocation.outcome.threshold={self.outcome.threshold!r}: null or a number is accepted")
-        if problems:
-            raise SettingError(*problems)
+    def _checks(self) -> list[tuple[bool, str, Any, str]]:
+        steps, threshold = self.all_zero_steps, self.outcome.threshold
+        return [
+            *super()._checks(),
+            *(
+                (is_number(seconds := getattr(self, name)) and seconds > 0, f"allocation.{name}", seconds,
+                 "a number of seconds above 0")
+                for name in ("deadline_s", "val_deadline_s", "reward_deadline_s")
+            ),
+            (steps is None or steps >= 1, "allocation.all_zero_steps", steps, "null or an integer of 1 or more"),
+            (bool(self.outcome.key), "allocation.outcome.key", self.outcome.key,
+             "the name of a field of the reward's dictionary"),
+            (threshold is None or is_number(threshold), "allocation.outcome.threshold", threshold, "null or a number"),
+        ]  # fmt: skip
 
     @classmethod
-    def from_config(cls, config: DictConfig) -> AllocationSettings:
-        """Read `config.allocation`; unknown keys are refused by name."""
+    def from_config(cls, config: DictConfig) -> TrainingSettings:
+        """Read `config.allocation`; without `stop.groups` a batch has data.train_batch_size groups.
+
+        Raises:
+            SettingError: every setting that is unknown or not accepted, by name.
+        """
         if config.get("allocation") is None:
             raise SettingError("the configuration has no `allocation` namespace: start python -m verl_ext.main_ppo")
         raw = OmegaConf.to_container(config.allocation, resolve=True)
-        known = set(cls.__dataclass_fields__)
-        if unknown := sorted(set(raw) - known):
-            raise SettingError(f"allocation.{unknown[0]}: unknown setting; known are {', '.join(sorted(known))}")
-        raw["stop"] = _typed(StopSettings, raw.get("stop"), "allocation.stop")
-        raw["outcome"] = _typed(OutcomeRule, raw.get("outcome"), "allocation.outcome")
-        return cls(**raw)
-
-    def make_selector(self) -> Any:
-        return make_selector(**self.selector)
-
-    def make_allocator(self) -> Any:
-        return make_allocator(**self.allocator)
-
-    def make_downsampler(self) -> Any:
-        return make_downsampler(**self.downsampler)
+        stop, groups = raw.get("stop") or {}, config.data.train_batch_size
+        if isinstance(stop, dict) and stop.get("groups") is None and is_whole(groups, 1):
+            raw["stop"] = stop | {"groups": groups}
+        return build(cls, "allocation", raw)
 
 
-def _typed(cls: type, raw: dict[str, Any] | None, name: str) -> Any:
-    if not isinstance(raw := {} if raw is None else raw, dict):
-        raise SettingError(f"{name}={raw!r}: accepted are {', '.join(cls.__dataclass_fields__)} under it")
-    if unknown := sorted(set(raw) - set(cls.__dataclass_fields__)):
-        raise SettingError(f"{name}.{unknown[0]}: unknown setting; known are {', '.join(cls.__dataclass_fields__)}")
-    return cls(**raw)
-
-
-def attempt(problems: list[str], check: Callable[..., T], *args: Any) -> T | None:
-    """Make a check; what it refuses is noted, so that the checks after it are made too."""
-    try:
-        return check(*args)
-    except SettingError as error:
-        problems += error.problems
-    except RuleSettingError as error:
-        problems.append(str(error))
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _positive_int(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SettingError(f"{name}={value!r}: a whole number of at least 1 is accepted")
-
-
-def resolve_budget(config: DictConfig, settings: AllocationSettings) -> StepBudget:
+def resolve_budget(config: DictConfig, settings: TrainingSettings) -> StepBudget:
     """The budget of a training step from the configuration.
 
     Raises:
@@ -187,26 +87,23 @@ def resolve_budget(config: DictConfig, settings: AllocationSettings) -> StepBudg
     rollout_n = config.actor_rollout_ref.rollout.n
     train_batch_size = config.data.train_batch_size
     actor = config.actor_rollout_ref.actor
-    allocator, downsampler = settings.make_allocator(), settings.make_downsampler()
-    group_size = allocator.settings.group_size
+    _, allocator, downsampler = settings.rules
+    group_size = allocator.group_size
     if group_size != rollout_n:
         raise SettingError(
             f"allocation.allocator.group_size={group_size} contradicts actor_rollout_ref.rollout.n={rollout_n}: "
             f"leave group_size at its default (it follows rollout.n) or set both to the same number"
         )
     keep = downsampler.keep
-    _positive_int("data.train_batch_size", train_batch_size)
-    _positive_int("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size)
     if train_batch_size % actor.ppo_mini_batch_size:
         raise SettingError(
             f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} does not divide "
             f"data.train_batch_size={train_batch_size}: their quotient is the number of mini-batches a step"
         )
-    groups = settings.stop.groups or train_batch_size
     budget = StepBudget(
-        prompts=groups,
+        prompts=settings.stop.groups,
         group_size=group_size,
-        rollouts=settings.stop.rollouts or DEFAULT_BUDGET_FACTOR * groups * group_size,
+        rollouts=settings.stop.budget(group_size),
         rows_per_group=min(keep or group_size, group_size),
         mini_batches=train_batch_size // actor.ppo_mini_batch_size,
         ppo_epochs=actor.ppo_epochs,
@@ -238,7 +135,7 @@ def data_parallel_ranks(config: DictConfig) -> int:
         names = [("" if deprecated else "fsdp_config.") + "ulysses_sequence_parallel_size"]
     sizes = {f"actor_rollout_ref.actor.{name}": OmegaConf.select(actor, name, default=1) for name in names}
     for name, size in sizes.items():
-        _positive_int(name, size)
+        require(is_whole(size, 1), name, size, "an integer of 1 or more")
     shared = math.prod(sizes.values())
     if ranks % shared:
         said = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)

@@ -22,16 +22,16 @@ class StopRequest:
         import ray
 
         job = ray.get_runtime_context().get_job_id()
-        self._looking, self._asked = f"looking/{job}".encode(), f"asked/{job}".encode()
+        self._asks, self._asked = f"asks/{job}".encode(), f"asked/{job}".encode()
 
-    def look_out(self) -> None:
+    def trainer_asks(self) -> None:
         """From here on the trainer asks after every step."""
-        self._put(self._looking)
+        self._put(self._asks)
 
     @property
-    def looked_out_for(self) -> bool:
+    def is_asked_for(self) -> bool:
         """Whether the trainer is in its loop."""
-        return self._has(self._looking)
+        return self._has(self._asks)
 
     def ask(self) -> None:
         """Ask the trainer to end after its step."""
@@ -71,7 +71,7 @@ def ask_trainer_to_stop() -> bool:
     def ask() -> None:
         try:
             request = StopRequest()
-            if request.looked_out_for:
+            if request.is_asked_for:
                 request.ask()
                 done.set()
         except Exception as error:

@@ -32,7 +32,7 @@ from verl_ext.training.batch import spread_padding
 from verl_ext.training.collector import Collector, NoUpdate
 from verl_ext.training.group_advantage import group_advantages
 from verl_ext.training.prompts import PromptRows
-from verl_ext.training.settings import MODE, AllocationSettings, resolve_budget, rows_multiple
+from verl_ext.training.settings import MODE, TrainingSettings, resolve_budget, rows_multiple
 from verl_ext.training.stopping import StopRequest
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
     """verl's synchronous trainer with rollouts allocated by rules."""
 
     def __init__(self, config: DictConfig) -> None:
-        self.settings = AllocationSettings.from_config(config)
+        self.settings = TrainingSettings.from_config(config)
         self.budget = resolve_budget(config, self.settings)
         super().__init__(config)
         # verl asks in five places whether the mode is called "sync", and otherwise assumes an asynchronous one.
@@ -125,7 +125,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
             return super().fit(agent_loop_manager)
         tracker.point_at(self.run_folder.path, self.global_steps)
         self.run_folder.keep_until(self.global_steps)
-        if self.collector.spent:  # resumed after its end
+        if self.collector.allocation.finished:  # resumed after its end
             self.total_training_steps = self.global_steps
             self.run_folder.end(self.global_steps)
         super().fit(agent_loop_manager)
@@ -158,7 +158,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         super().on_train_begin()
         self.run_folder.restore_metrics(self.logger)
         self.stop_request = StopRequest()
-        self.stop_request.look_out()
+        self.stop_request.trainer_asks()
 
     def prepare_step(self) -> dict[str, Any]:
         """Nothing is sent ahead: the rules ask for what they need when the step samples."""
@@ -172,11 +172,12 @@ class PPOTrainerAllocated(PPOTrainerSync):
         # Before a save, so that a run resumed from it has the line of its step too.
         self.run_folder.add_ledger_line(self.collector.ledger_record)
         self.stopped = self.stop_request.asked and self.global_steps < self.total_training_steps
-        if self.stopped or self.collector.spent:
-            self._make_this_step_the_last()
+        finished = self.collector.allocation.finished
+        if self.stopped or finished:
+            self._make_this_step_the_last(finished)
         return batch
 
-    def _make_this_step_the_last(self) -> None:
+    def _make_this_step_the_last(self, finished: str | None) -> None:
         """verl asked before the step whether it is the last: have it saved, and validated unless time is short."""
         self.total_training_steps = self.global_steps
         trainer = self.config.trainer
@@ -187,8 +188,8 @@ class PPOTrainerAllocated(PPOTrainerSync):
         if self.stopped:
             saved = "saved" if trainer.save_freq > 0 else "not saved (trainer.save_freq=-1)"
             logger.warning("SIGTERM: the run ends after step %d, %s", self.global_steps, saved)
-        elif self.collector.pool.all_retired:
-            logger.warning("every prompt is retired and no group waits: the run ends after step %d", self.global_steps)
+        else:
+            logger.warning("%s: the run ends after step %d", finished, self.global_steps)
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
         """A step whose rounds left too little to train on makes no update, and ends like any other."""
@@ -245,7 +246,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Where a rule says so, GRPO's mean and deviation are those of the whole group, not of the rows kept."""
         batch = super()._compute_advantage(batch, metrics)
-        if normalised_over(self.collector.allocator, self.collector.downsampler) == "group":
+        if normalised_over(self.collector.allocation.allocator, self.collector.allocation.downsampler) == "group":
             divide = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
             batch = group_advantages(batch, self.collector.statistics, divide)
         return batch

@@ -1,4 +1,4 @@
-"""A run of collect over a simulated population, and what must hold after every step."""
+"""A run over a simulated population, and what must hold after every step."""
 
 from __future__ import annotations
 
@@ -8,19 +8,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, ndtri
 
-from verl_ext.allocation import (
-    Fate,
-    Ledger,
-    PromptPool,
-    Stop,
-    Verdict,
-    collect,
-    make_allocator,
-    make_downsampler,
-    make_selector,
-    rng_for,
-)
+from verl_ext.allocation import Fate, PromptPool, Stop, Verdict, make_allocator, make_downsampler, make_selector
 from verl_ext.simulation.backend import SimulatedBackend
+from verl_ext.simulation.run import Simulation
 
 
 def examples(n):
@@ -47,35 +37,22 @@ def u_shaped(effective_share, size=10_000, mean=0.35, group_size=8):
     return expit(middle(sd) + sd * ndtri((np.arange(size) + 0.5) / size))
 
 
-class Run:
-    """The rules, the pool, the ledger and the backend of one run."""
+class Run(Simulation):
+    """A simulated run of rules by name."""
 
     def __init__(
         self, rates, allocator="sara", downsampler="none", groups=4, rollouts=None, max_rounds=8, seed=0,
-        keep=None, backend=None, settings=None, **faults,
+        keep=None, backend=None, settings=None, selector="shuffled", chooses=None, rounds="barrier", **faults,
     ):  # fmt: skip
-        self.pool = PromptPool(keys(len(rates)), seed=seed)
-        self.selector = make_selector("shuffled")
-        self.allocator = make_allocator(allocator, **(settings or {}))
-        self.downsampler = make_downsampler(downsampler, **({"keep": keep} if keep else {}))
-        self.ledger = Ledger()
-        self.backend = backend or SimulatedBackend(rates, seed, **faults)
-        self.stop = Stop(groups, rollouts)
-        self.max_rounds, self.seed = max_rounds, seed
-
-    def step(self, step, backend=None):
-        return collect(
-            step=step, allocator=self.allocator, selector=self.selector, pool=self.pool, downsampler=self.downsampler,
-            backend=backend or self.backend, ledger=self.ledger, stop=self.stop, max_rounds=self.max_rounds,
-            rng=rng_for(self.seed, "collect", step),
+        super().__init__(
+            PromptPool(keys(len(rates)), seed=seed),
+            make_selector(selector, **(chooses or {})),
+            make_allocator(allocator, **(settings or {})),
+            make_downsampler(downsampler, **({"keep": keep} if keep else {})),
+            Stop(groups, rollouts),
+            rounds=rounds, max_rounds=max_rounds, seed=seed,
+            backend=backend or SimulatedBackend(rates, seed, **faults),
         )  # fmt: skip
-
-    def state(self):
-        return {name: getattr(self, name).state_dict() for name in ("pool", "selector", "allocator", "ledger")}
-
-    def load(self, state):
-        for name, part in state.items():
-            getattr(self, name).load_state_dict(part)
 
 
 def decisions(collected):

@@ -187,7 +187,7 @@ def test_outcomes_in_parts_and_out_of_order_give_the_same_verdicts(run, seed):
 
     def drive(cut):
         allocator, selector = run.allocator, run.selector
-        run.load(start)
+        run.load_state_dict(start)
         decided = []
         for step in range(3):
             run.pool.begin_step()
@@ -213,7 +213,7 @@ def test_outcomes_in_parts_and_out_of_order_give_the_same_verdicts(run, seed):
             yield shuffled[:n]
             shuffled = shuffled[n:]
 
-    start = run.state()
+    start = run.state_dict()
     assert drive(lambda outcomes: [outcomes]) == drive(pieces)
 
 
@@ -231,9 +231,9 @@ def test_a_resumed_run_decides_as_one_that_never_stopped(tmp_path, name, stopped
     whole, broken = fresh(), fresh()
     expected = [(decisions(whole.step(step)), whole.ledger.step_record(step)) for step in range(7)]
     found = [(decisions(broken.step(step)), broken.ledger.step_record(step)) for step in range(stopped)]
-    save_state(tmp_path, broken.state())
+    save_state(tmp_path, broken.state_dict())
     resumed = fresh()
-    resumed.load(load_state(tmp_path))
+    resumed.load_state_dict(load_state(tmp_path))
     found += [(decisions(resumed.step(step)), resumed.ledger.step_record(step)) for step in range(stopped, 7)]
     assert found == expected
     assert resumed.pool.epoch >= 1, "the run crosses an epoch's edge"
@@ -310,21 +310,19 @@ def test_shaped_scores_decide_nothing():
 
 
 def test_a_budget_below_one_group_is_refused():
-    run = Run([0.5] * 9, "uniform", groups=1, rollouts=7)
     with pytest.raises(SettingError, match=r"allocation.stop.rollouts=7; accepted: at least group_size=8"):
-        run.step(0)
+        Run([0.5] * 9, "uniform", groups=1, rollouts=7)
     with pytest.raises(SettingError, match=r"allocation.stop.groups=0"):
         Run([0.5], groups=0)
     with pytest.raises(SettingError, match=r"allocation.max_rounds=1; accepted: 2 or more"):
-        Run([0.5] * 9, max_rounds=1).step(0)
+        Run([0.5] * 9, max_rounds=1)
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("value", ["abc", None, True, 2.5])
 def test_max_rounds_that_is_no_integer_is_refused(value):
-    run = Run([0.5] * 9, "uniform", groups=1, max_rounds=value)
     with pytest.raises(SettingError, match=rf"allocation.max_rounds={value!r}; accepted: an integer of 1 or more"):
-        run.step(0)
+        Run([0.5] * 9, "uniform", groups=1, max_rounds=value)
 
 
 def test_groups_with_too_few_rows_are_filtered():

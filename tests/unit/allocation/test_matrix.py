@@ -77,14 +77,14 @@ def run(steps, *rules, every=1, **faults):
     one, twin = make(*rules, **faults), make(*rules, **faults)
     trained = 0
     for number in range(1, steps + 1):
-        state = (twin if every == 1 else one).state()
+        state = (twin if every == 1 else one).state_dict()
         twin = make(*rules, **faults)
-        twin.load(state)
-        assert same(twin.state(), state)
+        twin.load_state_dict(state)
+        assert same(twin.state_dict(), state)
         collected = one.step(number)
         if number % every == 0:
             assert decisions(collected) == decisions(twin.step(number))
-            assert same(one.state(), twin.state())
+            assert same(one.state_dict(), twin.state_dict())
         trained += len(collected.groups)
         oldest = getattr(one.allocator.settings, "max_staleness", 0)
         assert all(number - 1 - group.version <= oldest for group in collected.groups), "a stale group is trained on"

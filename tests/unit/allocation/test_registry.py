@@ -7,7 +7,7 @@ import pytest
 from verl_ext.allocation import SettingError, make_allocator, make_downsampler, make_selector, register_selector
 from verl_ext.allocation.registry import allocators, selectors
 from verl_ext.allocation.selectors import Selector, SelectorSettings
-from verl_ext.allocation.settings import build
+from verl_ext.typed_settings import build
 
 
 @pytest.mark.bad_input
@@ -26,13 +26,13 @@ def test_unknown_rules_list_the_known_ones(make, name, named):
 @pytest.mark.bad_input
 @pytest.mark.parametrize("make, name, settings, named", [
     (make_allocator, "uniform", {"size": 8},
-     "allocation.allocator.size=8; accepted: this rule has the settings group_size"),
+     "allocation.allocator.size=8; accepted: the settings group_size"),
     (make_allocator, "uniform", {"group_size": "8"}, "allocation.allocator.group_size='8'; accepted: an integer"),
     (make_allocator, "uniform", {"group_size": True}, "allocation.allocator.group_size=True; accepted: an integer"),
     (make_allocator, "sara", {"commit": "later"}, "allocation.allocator.commit='later'; accepted: top_up | stop"),
     (make_allocator, "sara", {"window": 2.5}, "allocation.allocator.window=2.5; accepted: an integer or adaptive"),
     (make_allocator, "sara", {"tau_low": "x"}, "allocation.allocator.tau_low='x'; accepted: a number or null"),
-    (make_selector, "shuffled", {"seed": 1}, "allocation.selector.seed=1; accepted: this rule has the settings none"),
+    (make_selector, "shuffled", {"seed": 1}, "allocation.selector.seed=1; accepted: the settings none"),
     (make_downsampler, "max_variance", {"keep": 1},
      "allocation.downsampler.keep=1; accepted: auto, or an integer of 2 or more"),
 ])  # fmt: skip
@@ -51,9 +51,9 @@ def test_integers_count_as_numbers():
         name: str | None = None
 
     assert build(Plain, "x", {"flag": True}) == Plain(True)
-    with pytest.raises(SettingError, match="allocation.x.flag=1; accepted: true or false"):
+    with pytest.raises(SettingError, match="x.flag=1; accepted: true or false"):
         build(Plain, "x", {"flag": 1})
-    with pytest.raises(SettingError, match="allocation.x.flag=None; accepted: true or false; it has no default"):
+    with pytest.raises(SettingError, match="x.flag=None; accepted: true or false; it has no default"):
         build(Plain, "x", {})
 
 

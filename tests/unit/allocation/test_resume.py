@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from verl_ext.allocation import make_allocator, make_downsampler, make_selector
-from verl_ext.allocation.collect import Stop, collect
-from verl_ext.allocation.ledger import Ledger
-from verl_ext.allocation.pool import PromptPool
+from verl_ext.allocation import PromptPool, Stop, make_allocator, make_downsampler, make_selector
 from verl_ext.allocation.registry import allocators, selectors
-from verl_ext.allocation.state import load_state, rng_for, save_state
+from verl_ext.allocation.state import load_state, save_state
 from verl_ext.simulation.backend import SimulatedBackend
+from verl_ext.simulation.run import Simulation
 from verl_ext.testing import same
 
 STEPS, GROUPS, SIZE, PROMPTS = 6, 2, 6, 8
@@ -75,18 +73,20 @@ class Killed(BaseException):
     """The process is gone: nothing is handled, nothing is tidied up."""
 
 
-class Run:
-    """The rules of one run over a simulated population, and a log of all it decided."""
+class Run(Simulation):
+    """A simulated run, and a log of all it decided."""
 
     def __init__(self, rules: str) -> None:
         selector, allocator, downsampler = EVERY[rules]
-        self.selector = make_selector(selector[0], **selector[1])
-        self.allocator = make_allocator(allocator[0], group_size=SIZE, **allocator[1])
-        self.downsampler = make_downsampler(downsampler[0], **downsampler[1])
-        self.pool = PromptPool([f"prompt-{i}" for i in range(PROMPTS)], seed=5)
-        self.ledger = Ledger()
         rates = np.random.default_rng(1).beta(1.0, 1.5, PROMPTS)
-        self.engine = SimulatedBackend(rates, seed=3, failing=0.05, unscorable=0.05)
+        super().__init__(
+            PromptPool([f"prompt-{i}" for i in range(PROMPTS)], seed=5),
+            make_selector(selector[0], **selector[1]),
+            make_allocator(allocator[0], group_size=SIZE, **allocator[1]),
+            make_downsampler(downsampler[0], **downsampler[1]),
+            Stop(GROUPS, 5 * GROUPS * SIZE),
+            backend=SimulatedBackend(rates, seed=3, failing=0.05, unscorable=0.05),
+        )
         self.requests: list[tuple[str, str, int, int]] = []
         self.kill_in_round: int | None = None
 
@@ -96,16 +96,12 @@ class Run:
         if self.round == self.kill_in_round:
             raise Killed
         self.requests += [(r.group.uid, self.pool.keys[r.group.prompt], r.first, r.n) for r in requests]
-        return self.engine.generate(requests)
+        return self.backend.generate(requests)
 
     def step(self, number: int) -> dict[str, Any]:
         """Run one step; everything it decided."""
         self.requests, self.round = [], 0
-        collected = collect(
-            step=number, allocator=self.allocator, selector=self.selector, pool=self.pool,
-            downsampler=self.downsampler, backend=self, ledger=self.ledger, stop=Stop(GROUPS, 5 * GROUPS * SIZE),
-            rng=rng_for(0, "collect", number),
-        )  # fmt: skip
+        collected = super().step(number, self)
         return {
             "requests": self.requests,
             "verdicts": [(g.uid, g.verdict, g.fate, g.successes, g.trials) for g in collected.started],
@@ -116,16 +112,11 @@ class Run:
             "epoch": self.pool.epoch,
         }
 
-    def state(self) -> dict[str, Any]:
-        """State of all parts, as the trainer saves it."""
-        return {part: getattr(self, part).state_dict() for part in ("pool", "selector", "allocator", "ledger")}
-
     @classmethod
     def resumed(cls, rules: str, folder: Path) -> Run:
         """A new run that takes over what is in the folder."""
         run = cls(rules)
-        for part, state in load_state(folder).items():
-            getattr(run, part).load_state_dict(state)
+        run.load_state_dict(load_state(folder))
         return run
 
 
@@ -133,7 +124,7 @@ class Run:
 def straight(rules: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The log of the run that is never stopped, and its state after every step."""
     run = Run(rules)
-    return tuple(zip(*[(run.step(number), run.state()) for number in range(1, STEPS + 1)], strict=True))
+    return tuple(zip(*[(run.step(number), run.state_dict()) for number in range(1, STEPS + 1)], strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +141,7 @@ def check_alike(run: Run, first: int, rules: str, until: int = STEPS) -> None:
         seen = run.step(number)
         for what, wanted in log[number - 1].items():
             assert seen[what] == wanted, f"step {number}: other {what} than in the run that never stopped"
-    assert same(run.state(), states[until - 1])
+    assert same(run.state_dict(), states[until - 1])
 
 
 def test_every_rule_is_there():
@@ -169,7 +160,7 @@ def test_stopped_twice(rules, tmp_path):
     run = Run(rules)
     for first, last in ((1, 2), (3, 3), (4, STEPS)):
         check_alike(run, first, rules, last)
-        save_state(tmp_path, run.state())
+        save_state(tmp_path, run.state_dict())
         run = Run.resumed(rules, tmp_path)
 
 
@@ -181,7 +172,7 @@ def test_killed_in_the_middle_of_a_step(rules, tmp_path):
         for number in range(1, killed):
             run.step(number)
             if number == saved:
-                save_state(tmp_path, run.state())
+                save_state(tmp_path, run.state_dict())
         run.kill_in_round = in_round
         try:
             run.step(killed)  # a step that takes fewer rounds ends, and is lost all the same

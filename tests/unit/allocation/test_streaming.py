@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.allocation.helpers import Run, check_step, examples, u_shaped
-from verl_ext.allocation import Fate, RoundError, SettingError, Verdict, collect, make_allocator, rng_for
+from verl_ext.allocation import Fate, RoundError, SettingError, Verdict, make_allocator
+from verl_ext.allocation.compose import check_rounds
 from verl_ext.allocation.registry import allocators
 from verl_ext.simulation.backend import SimulatedBackend
 from verl_ext.simulation.streaming import SimulatedStream
@@ -53,15 +54,8 @@ class StreamRun(Run):
     """A run whose steps stream."""
 
     def __init__(self, *args, latencies=0, slots=None, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.stream = SimulatedStream(self.backend, Latencies(latencies), slots)
-
-    def step(self, step, backend=None):
-        return collect(
-            step=step, allocator=self.allocator, selector=self.selector, pool=self.pool, downsampler=self.downsampler,
-            backend=backend or self.stream, ledger=self.ledger, stop=self.stop, max_rounds=self.max_rounds,
-            rng=rng_for(self.seed, "collect", step), rounds="streaming",
-        )  # fmt: skip
+        super().__init__(*args, **{"rounds": "streaming", **kwargs})
+        self.engine = SimulatedStream(self.backend, Latencies(latencies), slots)
 
 
 def checked(run, number):
@@ -195,7 +189,7 @@ def test_the_same_order_of_arrival_brings_the_same_decisions(rule):
     name, given_settings = RULES[rule]
     one, two = (StreamRun(SMALL, name, groups=8, settings=given_settings, latencies=5) for _ in range(2))
     for number in (1, 2, 3):
-        logged = Logged(one.stream)
+        logged = Logged(one.engine)
         first = one.step(number, logged)
         replayed = Replayed(logged.log)
         second = two.step(number, replayed)
@@ -229,13 +223,10 @@ def test_it_takes_less_time_than_rounds_and_fewer_or_about_as_many_rollouts():
     """In virtual time, long-tailed answers on slots that the first wave fills."""
     times, rollouts = {}, {}
     for mode in ("barrier", "streaming"):
-        run = StreamRun(u_shaped(0.35, size=3000), "sara", groups=32, slots=256, latencies=1)
+        run = StreamRun(u_shaped(0.35, size=3000), "sara", groups=32, slots=256, latencies=1, rounds=mode)
         for number in range(1, 7):
-            if mode == "streaming":
-                run.step(number)
-            else:
-                Run.step(run, number, run.stream)
-        times[mode], rollouts[mode] = run.stream.now, run.ledger.issued
+            run.step(number)
+        times[mode], rollouts[mode] = run.engine.now, run.ledger.issued
     assert times["streaming"] < 0.85 * times["barrier"]
     assert rollouts["streaming"] < 1.1 * rollouts["barrier"]
 
@@ -258,9 +249,8 @@ def test_dead_data_ends(rule, rate):
     ("dynamic_sampling", {}, "use gen_multiple=auto or refill=one_for_one"),
 ])  # fmt: skip
 def test_rules_that_need_whole_rounds_are_refused(name, given_settings, why):
-    run = StreamRun(SMALL, name, settings=given_settings)
     with pytest.raises(SettingError, match=f"allocation.rounds='streaming'; accepted: barrier with .*{why}"):
-        run.step(1)
+        StreamRun(SMALL, name, settings=given_settings)
 
 
 def test_every_rule_is_judged():
@@ -271,18 +261,13 @@ def test_every_rule_is_judged():
 
 def test_a_rule_from_elsewhere_is_refused_until_it_says_that_it_can():
     from verl_ext.allocation import Allocator, AllocatorSettings
-    from verl_ext.allocation.streaming import check_streaming
-
     class Elsewhere(Allocator):
         pass
 
     with pytest.raises(SettingError, match="barrier with Elsewhere: its ask is written for whole rounds"):
-        check_streaming(Elsewhere(AllocatorSettings()))
+        check_rounds(Elsewhere(AllocatorSettings()), "streaming", 8)
     with pytest.raises(SettingError, match="allocation.rounds='stream'; accepted: barrier | streaming"):
-        collect(
-            step=1, allocator=make_allocator("sara"), selector=None, pool=None, downsampler=None, backend=None,
-            ledger=None, stop=Run(SMALL).stop, rng=None, rounds="stream",
-        )  # fmt: skip
+        Run(SMALL, rounds="stream")
 
 
 class Broken(SimulatedStream):

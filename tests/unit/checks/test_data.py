@@ -13,7 +13,8 @@ from verl_ext.checks.data import Rows, check_data, check_storage
 from verl_ext.checks.model import check_lengths, check_model
 from verl_ext.checks.reward import check_reward
 from verl_ext.tiny.chain_sums import verl_row
-from verl_ext.training.settings import AllocationSettings, SettingError
+from verl_ext.training.settings import TrainingSettings
+from verl_ext.typed_settings import SettingError
 
 
 def rows(n=40, first=0):
@@ -306,7 +307,7 @@ def reward(tmp_path, name, given=None, **values):
     path.write_text(REWARDS)
     config = config_with(**{"reward.custom_reward_function.path": str(path),
                             "reward.custom_reward_function.name": name, **values})  # fmt: skip
-    return check_reward(config, AllocationSettings.from_config(config), rows(1)[0] if given is None else given)
+    return check_reward(config, TrainingSettings.from_config(config), rows(1)[0] if given is None else given)
 
 
 @pytest.mark.parametrize(("name", "words"), [("bare", "scores 1.0"), ("right", "scores {'score': 0.5"),
@@ -320,7 +321,7 @@ def test_a_reward_that_raises_is_warned_of(tmp_path):
     config = config_with(**{"reward.custom_reward_function.path": str(tmp_path / "rewards.py"),
                             "reward.custom_reward_function.name": "raises"})  # fmt: skip
     checks = Checks()
-    checks.run("reward", local._reward, config, AllocationSettings.from_config(config), rows(1)[0])
+    checks.run("reward", local._reward, config, TrainingSettings.from_config(config), rows(1)[0])
     (warning,) = found(checks, State.WARNING)
     assert "no such answer" in warning and "not scored" in warning
 
@@ -338,4 +339,4 @@ def test_a_reward_that_cannot_be_read_is_refused(tmp_path, name, words, monkeypa
 def test_a_data_source_that_verl_has_no_reward_for(tmp_path):
     config = config_with(**{"reward.custom_reward_function.path": None})
     with pytest.raises(SettingError, match="data_source='chain_sums' is not known"):
-        check_reward(config, AllocationSettings.from_config(config), rows(1)[0])
+        check_reward(config, TrainingSettings.from_config(config), rows(1)[0])

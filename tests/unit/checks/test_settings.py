@@ -73,9 +73,9 @@ BY_ITSELF = [
     ("algorithm.filter_groups", None, None),
     ("transfer_queue.backend", "foo", "transfer_queue.backend='foo': settings under it"),
     # allocation
-    ("allocation.selector", None, "names no rule"),
-    ("allocation.allocator", {"group_size": 8}, "names no rule"),
-    ("allocation.downsampler", "none", "names no rule"),
+    ("allocation.selector", None, "a group of settings"),
+    ("allocation.allocator", {"group_size": 8}, "a rule's name and settings"),
+    ("allocation.downsampler", "none", "a group of settings"),
     ("allocation.selector.name", "mops", "mopps"),
     ("allocation.allocator.name", "sarra", "sara"),
     ("allocation.allocator.group_size", 1, "2 or more"),
@@ -84,25 +84,25 @@ BY_ITSELF = [
     ("allocation.allocator.probe", "four", "an integer"),
     ("allocation.allocator.prob", 4, "probe"),
     ("allocation.stop", 3, "groups, rollouts"),
-    ("allocation.stop.groups", 0, "at least 1"),
+    ("allocation.stop.groups", 0, "1 or more"),
     ("allocation.stop.rollouts", 7, "one group"),
-    ("allocation.stop.run_rollouts", -1, "at least 1"),
-    ("allocation.stop.step", 7, "unknown"),
-    ("allocation.outcome.threshold", "half", "null or a number"),
+    ("allocation.stop.run_rollouts", -1, "1 or more"),
+    ("allocation.stop.step", 7, "run_rollouts"),
+    ("allocation.outcome.threshold", "half", "a number or null"),
     ("allocation.outcome.key", "", "field of the reward"),
-    ("allocation.max_rounds", 0, "at least 1"),
-    ("allocation.max_rounds", 1, "at least 2 is accepted with allocation.allocator.name=sara"),
-    ("allocation.max_rounds", "many", "whole number"),
-    ("allocation.seed", -1, "non-negative"),
-    ("allocation.seed", None, "non-negative"),
-    ("allocation.deadline_s", "soon", "positive number"),
-    ("allocation.deadline_s", 0, "positive number"),
-    ("allocation.resume", "maybe", "strict, fresh"),
-    ("allocation.record", 7, "null or a folder"),
+    ("allocation.max_rounds", 0, "1 or more"),
+    ("allocation.max_rounds", 1, "2 or more with Sara"),
+    ("allocation.max_rounds", "many", "an integer"),
+    ("allocation.seed", -1, "0 or more"),
+    ("allocation.seed", None, "an integer"),
+    ("allocation.deadline_s", "soon", "a number"),
+    ("allocation.deadline_s", 0, "seconds above 0"),
+    ("allocation.resume", "maybe", "strict | fresh"),
+    ("allocation.record", 7, "a string or null"),
     ("allocation.record", __file__, "is a file"),
-    ("allocation.rounds", 3, "barrier, streaming"),
+    ("allocation.rounds", 3, "barrier | streaming"),
     ("allocation.round", 3, "max_rounds"),
-    ("allocation.reward_deadline_s", 0, "positive number"),
+    ("allocation.reward_deadline_s", 0, "seconds above 0"),
     ("allocation", None, "verl_ext.main_ppo"),
     # what verl can do, but not together with rounds
     ("trainer.use_v1", False, "V1 trainer"),
@@ -198,7 +198,7 @@ def test_fewer_rounds_than_the_rule_needs_are_refused_before_ray(recipe, least):
 
     assert problems(least) == []
     if least > 1:
-        assert "max_rounds=1: at least 2 is accepted" in problems(1)[0]
+        assert "max_rounds=1; accepted: 2 or more" in problems(1)[0]
 
 
 def test_sara_that_stops_with_its_probe_needs_one_round():

@@ -164,7 +164,8 @@ def test_verl_loads_it_with_settings_from_the_configuration(no_worker):
 
 def test_a_wrong_setting_is_refused_before_ray_starts(no_worker):
     from verl_ext.checks.reward import check_reward
-    from verl_ext.training.settings import AllocationSettings, SettingError
+    from verl_ext.training.settings import TrainingSettings
+    from verl_ext.typed_settings import SettingError
 
     function = {"path": "pkg://verl_ext.rewards.math_verify", "name": "compute_score", "reward_kwargs": {}}
     manager = {"source": "register", "name": "naive"}
@@ -178,7 +179,7 @@ def test_a_wrong_setting_is_refused_before_ray_starts(no_worker):
         }
     )
     row = {"data_source": "math_dapo", "reward_model": {"ground_truth": "34"}, "extra_info": {"index": "x"}}
-    settings = AllocationSettings({}, {}, {})
+    settings = TrainingSettings({}, {}, {})
     assert "'acc': False" in check_reward(config, settings, row)
     config.reward.custom_reward_function.reward_kwargs = {"truncated": "drop"}
     with pytest.raises(SettingError, match=r"reward_kwargs.truncated='drop': accepted is score \| wrong \| unscored"):

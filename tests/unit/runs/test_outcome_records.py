@@ -8,34 +8,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_ext.allocation import (
-    Ledger,
-    PromptPool,
-    Stop,
-    collect,
-    make_allocator,
-    make_downsampler,
-    make_selector,
-    rng_for,
-)
+from verl_ext.allocation import Allocation, AllocationSettings, Stop
 from verl_ext.runs.outcome_records import OutcomeRecorder, RecordError, read_record
 from verl_ext.simulate import summary
 from verl_ext.simulation.backend import SimulatedBackend
 from verl_ext.simulation.replay import ReplayBackend
-from verl_ext.simulation.run import Rules, simulate
+from verl_ext.simulation.run import simulate
 from verl_ext.simulation.settings import WorldSettings
 
 KEYS = [f"key-{i}" for i in range(60)]
 
 
-class Session:
+def allocation(prompts, allocator="uniform", stop=60):
+    rule = {"name": allocator} if isinstance(allocator, str) else allocator
+    return Allocation.from_settings({"allocator": rule, "stop": {"groups": stop}}, prompts)
+
+
+class Recorded:
     """A recorded run."""
 
     def __init__(self, path, allocator="uniform", **faults):
         rates = np.linspace(0, 1, len(KEYS))
         self.backend = SimulatedBackend(rates, 1, **faults)
-        self.allocator = make_allocator(**({"name": allocator} if isinstance(allocator, str) else allocator))
-        self.selector, self.pool, self.ledger = make_selector("shuffled"), PromptPool(KEYS), Ledger()
+        self.allocation = allocation(KEYS, allocator)
+        self.ledger = self.allocation.ledger
         self.recorder = OutcomeRecorder(path, KEYS)
         self.generated = []
 
@@ -48,11 +44,8 @@ class Session:
                                    for o in outcomes]  # fmt: skip
                 return outcomes
 
-        collected = collect(
-            step=number, allocator=self.allocator, selector=self.selector, pool=self.pool,
-            downsampler=make_downsampler("none"), backend=self.recorder.around(Spy(), number), ledger=self.ledger,
-            stop=Stop(stop), rng=rng_for(0, "t", number),
-        )  # fmt: skip
+        self.allocation.stop = Stop(stop)
+        collected = self.allocation.collect(number, self.recorder.around(Spy(), number))
         self.recorder.end_step()
         return collected
 
@@ -65,7 +58,7 @@ def rows_of(path):
 
 def test_every_rollout_is_recorded_once_also_where_groups_wait(tmp_path):
     carrying = {"name": "sara", "max_staleness": 1, "margin": 1.0}
-    run = Session(tmp_path / "record", carrying, unscorable=0.1, failing=0.05)
+    run = Recorded(tmp_path / "record", carrying, unscorable=0.1, failing=0.05)
     waited = sum(len(run.step(number, stop=6).waiting) for number in range(1, 6))
     assert waited > 0
     rows = rows_of(tmp_path / "record")
@@ -77,16 +70,16 @@ def test_every_rollout_is_recorded_once_also_where_groups_wait(tmp_path):
 
 
 def test_no_text_is_in_it(tmp_path):
-    Session(tmp_path / "record").step(1)
+    Recorded(tmp_path / "record").step(1)
     (file,) = (tmp_path / "record").iterdir()
     assert pq.read_schema(file).names == ["prompt", "step", "round", "session", "correct", "score", "tokens", "failed"]
 
 
 def test_a_resumed_run_replaces_the_steps_it_repeats(tmp_path):
-    run = Session(tmp_path)
+    run = Recorded(tmp_path)
     for number in range(1, 6):
         run.step(number)
-    again = Session(tmp_path)
+    again = Recorded(tmp_path)
     again.step(4)
     assert sorted(set(read_record(tmp_path)["step"].to_pylist())) == [1, 2, 3, 4]
 
@@ -98,7 +91,7 @@ def test_faults_are_named(tmp_path):
         OutcomeRecorder(tmp_path / "file", KEYS)
     with pytest.raises(RecordError, match="no recorded outcomes"):
         read_record(tmp_path / "nothing")
-    Session(tmp_path / "r").step(1)
+    Recorded(tmp_path / "r").step(1)
     table = read_record(tmp_path / "r").drop_columns(["score"])
     pq.write_table(table, tmp_path / "cut.parquet")
     with pytest.raises(RecordError, match="no column score"):
@@ -136,7 +129,7 @@ def test_values_that_cannot_be_are_named_with_file_and_column(column, value, mes
 
 
 def record_uniform(path, steps=10):
-    run = Session(path)
+    run = Recorded(path)
     for number in range(1, steps + 1):
         run.step(number)
     return run
@@ -144,27 +137,23 @@ def record_uniform(path, steps=10):
 
 def test_replaying_the_same_rule_gives_its_outcomes(tmp_path):
     """Uniform on the recording of uniform, all prompts each step: the same counts of right answers, step by step."""
-    run = Session(tmp_path)
+    run = Recorded(tmp_path)
     recorded = {}
     for number in (1, 2, 3):
         for group in run.step(number, stop=60).started:
             recorded[number, KEYS[group.prompt]] = group.successes
     backend = ReplayBackend(read_record(tmp_path), seed=7)
-    pool = PromptPool(backend.keys)
+    again = allocation(backend.keys)
     for number in (1, 2, 3):
         backend.begin_step()
-        collected = collect(
-            step=number, allocator=make_allocator("uniform"), selector=make_selector("shuffled"), pool=pool,
-            downsampler=make_downsampler("none"), backend=backend, ledger=Ledger(), stop=Stop(60),
-            rng=rng_for(0, "t", number),
-        )  # fmt: skip
+        collected = again.collect(number, backend)
         seen = {(number, backend.keys[group.prompt]): group.successes for group in collected.started}
         assert seen == {key: n for key, n in recorded.items() if key[0] == number}
     assert backend.reused == 0
 
 
 def test_the_nearest_visit_comes_first_and_all_are_used_before_any_again(tmp_path):
-    run = Session(tmp_path)
+    run = Recorded(tmp_path)
     for number in (1, 5):
         run.step(number, stop=60)
     table = read_record(tmp_path)
@@ -184,21 +173,21 @@ def test_the_nearest_visit_comes_first_and_all_are_used_before_any_again(tmp_pat
 def test_population_recorded(tmp_path):
     record_uniform(tmp_path / "record")
     world = WorldSettings(steps=5, batch=8, record=str(tmp_path / "record"))
-    sara = Rules(allocator={"name": "sara"})
+    sara = AllocationSettings(allocator={"name": "sara"})
     a, b, other = (simulate("recorded", world, sara, seed) for seed in (0, 0, 1))
     assert a == b and a["rollouts"] > 0 and a["prompts"] == 60
     assert json.dumps(a) != json.dumps(other)
     right = [row[3] for row in rows_of(tmp_path / "record")]
     assert a["accuracy"] == pytest.approx(sum(right) / len(right), abs=0.02)
     assert "accuracy, recorded" in summary(a)
-    grpo = simulate("recorded", world, Rules(), 0)
+    grpo = simulate("recorded", world, AllocationSettings(), 0)
     assert a["rollouts_per_effective_group"] != grpo["rollouts_per_effective_group"]
 
 
 def test_unscored_outcomes_stay_unscored(tmp_path):
-    run = Session(tmp_path, unscorable=1.0)
+    run = Recorded(tmp_path, unscorable=1.0)
     run.step(1)
     backend = ReplayBackend(read_record(tmp_path))
     assert np.isnan(backend.rates()).all()
-    result = simulate("recorded", WorldSettings(steps=1, batch=4, record=str(tmp_path)), Rules())
+    result = simulate("recorded", WorldSettings(steps=1, batch=4, record=str(tmp_path)), AllocationSettings())
     assert result["accuracy"] is None and result["ledger"]["fates"]["unscored"] == result["rollouts"]

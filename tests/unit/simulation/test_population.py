@@ -13,8 +13,9 @@ from scipy.stats import norm
 
 from verl_ext.simulation import closed_form
 from verl_ext.simulation.population import effective_share, expected_signal, make_population, solve_logits
-from verl_ext.simulation.settings import SimulationError, WorldSettings, world_settings
+from verl_ext.simulation.settings import WorldSettings, world_settings
 from verl_ext.simulation.updates import Learner, progress_of
+from verl_ext.typed_settings import SettingError
 
 
 @pytest.mark.parametrize("share, mean, size", [(0.33, 0.35, 8), (0.42, 0.6, 8), (0.2, 0.5, 16)])
@@ -38,7 +39,7 @@ def test_the_studys_population():
 
 @pytest.mark.bad_input
 def test_a_share_that_cannot_be_is_refused():
-    with pytest.raises(SimulationError, match=r"simulation.effective_share=0.999.*between"):
+    with pytest.raises(SettingError, match=r"simulation.effective_share=0.999.*between"):
         solve_logits(0.999, 0.35, 8)
 
 
@@ -123,7 +124,7 @@ def test_topics_and_own_boost():
 @pytest.mark.parametrize("population, values, message", [
     ("u_shape", {}, "population='u_shape'; accepted: uniform | u_shaped"),
     ("uniform", {"effective_share": 0.3}, "simulation.effective_share=0.3; accepted: null with population=uniform"),
-    ("u_shaped", {"promts": 3}, "simulation.promts=3; accepted: this rule has the settings"),
+    ("u_shaped", {"promts": 3}, "simulation.promts=3; accepted: the settings"),
     ("u_shaped", {"prompts": 0}, "simulation.prompts=0; accepted: an integer of 1 or more"),
     ("u_shaped", {"update": "sgd"}, "simulation.update='sgd'"),
     ("u_shaped", {"length": {"wrong_factor": -1.0}}, "simulation.length.wrong_factor=-1.0"),
@@ -131,6 +132,6 @@ def test_topics_and_own_boost():
     ("uniform", {"record": "x"}, "simulation.record='x'; accepted: null"),
 ])  # fmt: skip
 def test_settings_are_refused_by_name(population, values, message):
-    with pytest.raises(SimulationError) as error:
+    with pytest.raises(SettingError) as error:
         world_settings(population, values)
     assert message in str(error.value)

@@ -11,10 +11,11 @@ import pytest
 from hydra import compose, initialize_config_module
 
 from verl_ext import simulate as command_line
-from verl_ext.allocation import effective_probability
+from verl_ext.allocation import AllocationSettings as given
+from verl_ext.allocation import Stop, effective_probability
 from verl_ext.simulate import run as run_config
 from verl_ext.simulation import closed_form
-from verl_ext.simulation.run import Rules, Simulation, simulate
+from verl_ext.simulation.run import Simulation, simulate
 from verl_ext.simulation.settings import WorldSettings
 
 SARA = {"name": "sara"}
@@ -32,7 +33,7 @@ def small(**more):
 
 
 def test_the_ledger_of_the_counted_steps_adds_up():
-    rules = Rules(allocator={"name": "sara", "max_staleness": 1, "margin": 0.5})
+    rules = given(allocator={"name": "sara", "max_staleness": 1, "margin": 0.5})
     ledger = simulate("u_shaped", small(warmup_steps=3), rules)["ledger"]
     grown = ledger["waiting"] - ledger["waiting_before"]
     assert ledger["waiting"] > 0
@@ -42,44 +43,44 @@ def test_the_ledger_of_the_counted_steps_adds_up():
 
 
 def test_warm_up_is_not_counted():
-    counted = simulate("u_shaped", small(warmup_steps=3, frozen=True), Rules())
+    counted = simulate("u_shaped", small(warmup_steps=3, frozen=True), given())
     assert counted["rollouts"] == 4 * 16 * 8 and len(counted["curve"]) == 5
-    longer = Simulation("u_shaped", small(frozen=True), Rules())
-    steps = [longer.advance() for _ in range(7)]
+    longer = Simulation.of_world("u_shaped", small(frozen=True), given())
+    steps = [longer.step() for _ in range(7)]
     assert counted["effective_groups"] == sum(group.mixed for step in steps[3:] for group in step.groups)
 
 
 def test_a_seed_decides_all():
-    a, b, c = (simulate("u_shaped", small(), Rules({"name": "mopps"}, SARA), seed) for seed in (3, 3, 4))
+    a, b, c = (simulate("u_shaped", small(), given({"name": "mopps"}, SARA), seed) for seed in (3, 3, 4))
     assert a == b and a != c
 
 
 def test_learning_lifts_accuracy_and_freezing_does_not():
-    learnt = simulate("u_shaped", small(pace=2), Rules())["curve"]
+    learnt = simulate("u_shaped", small(pace=2), given())["curve"]
     assert learnt[-1]["accuracy"] > learnt[0]["accuracy"] + 0.02
-    frozen = simulate("u_shaped", small(frozen=True), Rules())["curve"]
+    frozen = simulate("u_shaped", small(frozen=True), given())["curve"]
     assert frozen[-1]["accuracy"] == frozen[0]["accuracy"]
     assert frozen[-1]["effective_share"] == pytest.approx(0.33, abs=5e-3)
 
 
 def test_drift_moves_prompts_that_nothing_trains():
-    run = Simulation("uniform", small(drift=0.5, pace=10**9, own=0.0), Rules())
+    run = Simulation.of_world("uniform", small(drift=0.5, pace=10**9, own=0.0), given())
     before = run.population.rates()
-    run.advance()
+    run.step()
     assert np.abs(run.population.rates() - before).min() > 0
 
 
 @pytest.mark.parametrize("population", ["all_solved", "all_hopeless"])
 @pytest.mark.parametrize("allocator", ["uniform", "dynamic_sampling", "sara"])
 def test_saturated_populations_end(population, allocator):
-    result = simulate(population, small(steps=2), Rules(allocator={"name": allocator}))
+    result = simulate(population, small(steps=2), given(allocator={"name": allocator}))
     assert result["effective_groups"] == 0 and result["rollouts_per_effective_group"] is None
     assert result["rollouts"] <= 2 * 6 * 16 * 8
     assert result["accuracy"] == (1.0 if population == "all_solved" else 0.0)
 
 
 def test_wrong_answers_are_longer():
-    tokens = {p: simulate(p, small(steps=1), Rules()) for p in ("all_solved", "all_hopeless")}
+    tokens = {p: simulate(p, small(steps=1), given()) for p in ("all_solved", "all_hopeless")}
     mean = {p: result["tokens"] / result["rollouts"] for p, result in tokens.items()}
     assert mean["all_solved"] == pytest.approx(400, rel=0.15)
     assert mean["all_hopeless"] == pytest.approx(800, rel=0.15)
@@ -89,8 +90,8 @@ def test_wrong_answers_are_longer():
 def test_monte_carlo_agrees_with_the_closed_form(commit):
     """Of all groups started, surplus ones included: within 3 %."""
     world = WorldSettings(prompts=8000, steps=8, batch=128, frozen=True, effective_share=0.35, held_out=1)
-    run = Simulation("u_shaped", world, Rules(allocator={"name": "sara", "commit": commit, "window": 400}))
-    groups = [group for _ in range(world.steps) for group in run.advance().started]
+    run = Simulation.of_world("u_shaped", world, given(allocator={"name": "sara", "commit": commit, "window": 400}))
+    groups = [group for _ in range(world.steps) for group in run.step().started]
     cost = sum(8 if group.mixed and commit == "top_up" else 4 for group in groups)
     expected = closed_form.sara(run.population.rates(), 8, 4, commit)
     assert cost / sum(group.mixed for group in groups) == pytest.approx(expected, rel=0.03)
@@ -98,15 +99,17 @@ def test_monte_carlo_agrees_with_the_closed_form(commit):
 
 def test_dynamic_sampling_costs_k_over_e():
     world = WorldSettings(prompts=8000, steps=10, batch=128, frozen=True, effective_share=0.35, held_out=1)
-    rules = Rules(allocator={"name": "dynamic_sampling", "refill": "one_for_one"}, max_rounds=40, rollouts=99_999)
+    rules = given(
+        allocator={"name": "dynamic_sampling", "refill": "one_for_one"}, max_rounds=40, stop=Stop(rollouts=99_999)
+    )
     assert simulate("u_shaped", world, rules)["rollouts_per_effective_group"] == pytest.approx(8 / 0.35, rel=0.03)
 
 
 def test_the_uniform_population_is_what_the_uniform_prior_expects():
     """The share of probes that are mixed is what SARA's prior predicts, here and only here."""
     world = WorldSettings(prompts=8000, steps=4, batch=128, frozen=True, held_out=1)
-    run = Simulation("uniform", world, Rules(allocator=SARA))
-    groups = [group for _ in range(world.steps) for group in run.advance().started]
+    run = Simulation.of_world("uniform", world, given(allocator=SARA))
+    groups = [group for _ in range(world.steps) for group in run.step().started]
     mixed = sum(group.mixed for group in groups) / len(groups)
     assert mixed == pytest.approx(float(effective_probability(0, 0, 4)), abs=0.05)
 
@@ -131,7 +134,7 @@ def test_the_command_line(tmp_path):
     assert result["settings"]["allocation"]["selector"]["rounds"] == 4
     assert result["settings"]["allocation"]["allocator"]["probe"] == 3
     world = WorldSettings(prompts=500, steps=3, batch=16, warmup_steps=1, effective_share=0.4)
-    rules = Rules({"name": "cero", "rounds": 4, "seed": 5}, {"name": "sara", "probe": 3})
+    rules = given({"name": "cero", "rounds": 4, "seed": 5}, {"name": "sara", "probe": 3})
     assert result["rollouts"] == simulate("u_shaped", world, rules, 5)["rollouts"]
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
@@ -149,8 +152,8 @@ def test_the_command_line(tmp_path):
     (["trainer=null"], "trainer=None; accepted: a group of settings"),
     (["allocation.allocator=null"], "allocation.allocator=None; accepted: a group of settings"),
     (["simulation.steps=abc"], "simulation.steps='abc'; accepted: an integer"),
-    (["simulation.length=5"], "simulation.length=5; accepted: null or a group of settings"),
-    (["allocation.max_rounds=abc"], "allocation.max_rounds='abc'; accepted: an integer of 1 or more"),
+    (["simulation.length=5"], "simulation.length=5; accepted: a group of settings"),
+    (["allocation.max_rounds=abc"], "allocation.max_rounds='abc'; accepted: an integer"),
     (["allocation.stop.groups=abc"], "allocation.stop.groups='abc'; accepted: null or an integer of 1 or more"),
     (["allocation.stop.groups=0"], "allocation.stop.groups=0; accepted: null or an integer of 1 or more"),
     (["allocation.stop.rollouts=abc"], "allocation.stop.rollouts='abc'; accepted: null or an integer of 1 or more"),
@@ -203,7 +206,7 @@ def test_the_home_folder_in_the_output_is_expanded(tmp_path, monkeypatch):
 
 def test_streaming_takes_less_time_for_the_same_groups():
     world = small(slots=64, frozen=True)
-    whole, streamed = (simulate("u_shaped", world, Rules(allocator=SARA, rounds=r)) for r in ("barrier", "streaming"))
+    whole, streamed = (simulate("u_shaped", world, given(allocator=SARA, rounds=r)) for r in ("barrier", "streaming"))
     assert whole["effective_groups"] == streamed["effective_groups"] == 4 * 16
     assert streamed["seconds"] < whole["seconds"] and streamed["idle_share"] < whole["idle_share"]
     assert streamed["ledger"]["fates"]["aborted"] > 0 == whole["ledger"]["fates"]["aborted"]
@@ -214,11 +217,11 @@ def test_streaming_takes_less_time_for_the_same_groups():
 
 
 def test_a_clock_changes_nothing_but_the_time():
-    timed, plain = simulate("u_shaped", small(slots=50), Rules()), simulate("u_shaped", small(), Rules())
+    timed, plain = simulate("u_shaped", small(slots=50), given()), simulate("u_shaped", small(), given())
     assert timed.pop("seconds") > 0 and 0 < timed.pop("idle_share") < 1
     assert timed == plain
 
 
 def test_without_slots_nothing_queues():
-    result = simulate("u_shaped", small(steps=1, frozen=True), Rules(allocator=SARA, rounds="streaming"))
+    result = simulate("u_shaped", small(steps=1, frozen=True), given(allocator=SARA, rounds="streaming"))
     assert "idle_share" not in result and 0 < result["seconds"] <= 8 * 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import pickle
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -103,7 +104,7 @@ def test_a_short_batch_is_trained_and_one_of_nothing_is_skipped_and_counted(queu
         with pytest.raises(NoUpdate) as skipped:
             none.sample(step)
         assert skipped.value.metrics["allocation/skipped_updates"] == step
-    assert none.ledger.rollouts_by_fate[Fate.TRAINED.value] == 0
+    assert none.allocation.ledger.rollouts_by_fate[Fate.TRAINED.value] == 0
 
 
 def test_too_few_rows_for_the_mini_batches_are_skipped_not_trained(queue):
@@ -117,16 +118,14 @@ def test_too_few_rows_for_the_mini_batches_are_skipped_not_trained(queue):
 
 def test_versions_of_the_weights_are_updates_made_not_steps(queue, monkeypatch):
     """A step without an update leaves the weights as they were; so do the rounds of a step."""
-    import verl_ext.training.collector as module
-
-    seen, collect = [], module.collect
-
-    def noted(**given):
-        seen.append((given["step"], given["policy_version"]))
-        return collect(**given)
-
-    monkeypatch.setattr(module, "collect", noted)
     run = collector(*IN_PARTS, prompts=96)
+    seen, collect = [], run.allocation.collect
+
+    def noted(step, backend, **given):
+        seen.append((step, given["policy_version"]))
+        return collect(step, backend, **given)
+
+    monkeypatch.setattr(run.allocation, "collect", noted)
     run.sample(1)
     budget, run.budget = run.budget, run.budget.__class__(**(run.budget.__dict__ | {"mini_batches": 1000}))
     with pytest.raises(NoUpdate):
@@ -154,21 +153,21 @@ def test_nothing_of_a_step_is_left_on_the_driver_but_counts(queue):
 
 
 def test_everything_retired_ends_the_run(queue):
-    run = collector("recipe=cpu/sara", prompts=9)
-    assert not run.spent
+    run = collector("recipe=cpu/sara", prompts=9).allocation
+    assert not run.finished
     for row in range(8):
         run.pool.retire(row)
-    assert not run.spent
+    assert not run.finished
     run.pool.retire(8)
-    assert run.spent
+    assert run.finished
     waiting, run.ledger.waiting = run.ledger.waiting, 3
-    assert not run.spent, "groups that wait can still be trained on"
+    assert not run.finished, "groups that wait can still be trained on"
     run.ledger.waiting = waiting
-    run.settings = SimpleNamespace(stop=SimpleNamespace(run_rollouts=1))
+    run.stop = dataclasses.replace(run.stop, run_rollouts=1)
     run.pool.readmit()
-    assert not run.spent
+    assert not run.finished
     run.ledger.issued = 1
-    assert run.spent
+    assert run.finished
 
 
 def test_a_prompt_of_validation_that_never_ends_is_given_up(queue):

@@ -74,7 +74,7 @@ def made(queue, monkeypatch, tmp_path):
     """A trainer at the state in the folder, with what it logged and saved; call it again for a resumed one."""
     monkeypatch.setattr(trainer_base, "create_rl_dataset", lambda *_, is_train, **__: FakePrompts(PROMPTS))
     monkeypatch.setattr(PPOTrainerSync, "_compute_metrics", lambda self, batch, metrics, *_, **__: None)
-    stop = SimpleNamespace(asked=False, look_out=lambda: None)
+    stop = SimpleNamespace(asked=False, trainer_asks=lambda: None)
     monkeypatch.setattr(trainer_module, "StopRequest", lambda: stop)
 
     def make(*overrides, ranks=1):
@@ -161,7 +161,7 @@ def test_the_run_ends_when_every_prompt_is_retired(made, caplog):
     def retire_all():
         if trainer.global_steps == 2:
             for row in range(PROMPTS):
-                trainer.collector.pool.retire(row)
+                trainer.collector.allocation.pool.retire(row)
         end_step()
 
     trainer.on_step_begin = retire_all

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..groups import Group
 from ..posterior import abandonment_point, effective_probability, spread_probability
-from ..settings import SettingError, require
+from ..settings import refused, require
 from ..state import check_keys
 
 CONTINUE, COMMIT, ABANDON = 0, 1, 2
@@ -95,13 +95,13 @@ def sara_rule(
         points = abandonment_point(group_size, tau_low, alpha, beta)
         if min(points) < 2:
             most = min(effective_probability(s, 1, group_size, alpha, beta) for s in (0, 1))
-            raise SettingError(
+            raise refused(
                 "allocator.tau_low", tau_low,
                 f"a number in (0, {most:.6g}]: above that, group_size={group_size}, alpha={alpha}, beta={beta} abandon "
                 "prompts after one rollout",
             )  # fmt: skip
         if probe is not None and points != (probe, probe):
-            raise SettingError(
+            raise refused(
                 "allocator.tau_low", tau_low,
                 f"null beside probe={probe}, or one that agrees with it: this one means a probe of {points[0]} after "
                 f"failures and {points[1]} after successes; set allocation.allocator.probe=auto to use it",
@@ -131,7 +131,7 @@ def thresholds(
         SettingError: neither is given, or one is out of range.
     """
     if probe is None and tau_low is None:
-        raise SettingError("allocator.probe", None, f"an integer in [2, {group_size}], or allocator.tau_low instead")
+        raise refused("allocator.probe", None, f"an integer in [2, {group_size}], or allocator.tau_low instead")
     if probe is not None:
         require(2 <= probe <= group_size, "allocator.probe", probe, f"an integer in [2, group_size={group_size}]")
     if tau_low is not None:
@@ -314,7 +314,7 @@ class SpreadJudge(OutcomeJudge):
         self._each = settings.concentration / settings.levels
         size, probe, tau = settings.group_size, settings.probe, settings.tau_low
         if (probe is None) == (tau is None):
-            raise SettingError("allocator.probe", probe, "with effective=spread, one of probe and tau_low")
+            raise refused("allocator.probe", probe, "with effective=spread, one of probe and tau_low")
         if probe is not None:
             require(2 <= probe <= size, "allocator.probe", probe, f"an integer in [2, group_size={size}]")
             self._first = self.longest = probe
@@ -323,7 +323,7 @@ class SpreadJudge(OutcomeJudge):
             counts = np.arange(1, size + 1)[:, None, None] * np.eye(settings.levels, dtype=np.int64)  # [n, level, :]
             pure = np.asarray(self._probability(counts, size))
             if pure[0].min() < tau:
-                raise SettingError(
+                raise refused(
                     "allocator.tau_low", tau,
                     f"a number in (0, {pure[0].min():.6g}]: above that, some prompts are abandoned after one rollout",
                 )  # fmt: skip

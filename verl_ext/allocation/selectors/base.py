@@ -24,6 +24,11 @@ class Selector:
         self.settings = settings
         self.pool: PromptPool | None = None
 
+    @property
+    def finished(self) -> str | None:
+        """Why no step of the run can be offered anything more, e.g. a budget of its own is issued; None: one can."""
+        return None
+
     def begin_step(self, step: int, pool: PromptPool) -> None:
         """A step begins; the pool has forgotten what the last one was offered."""
         self.pool = pool

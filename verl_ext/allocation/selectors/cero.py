@@ -146,6 +146,12 @@ class Cero(Selector):
         self._queue = self._virtual = self._unsorted = np.zeros(0, np.int32)
         self._begin()
 
+    @property
+    def finished(self) -> str | None:
+        if not self._prompts or self._budget - self._spent >= self._group_size:
+            return None
+        return f"{self._spent} of the {self._budget} rollouts of allocation.selector.budget are issued"
+
     # ------------------------------------------------ a step
 
     def begin_step(self, step: int, pool: PromptPool) -> None:

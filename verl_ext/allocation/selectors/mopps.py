@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..registry import register_selector
-from ..settings import SettingError, require
+from ..settings import refused, require
 from .candidates import CandidateSelector, CandidateSettings
 
 
@@ -65,7 +65,7 @@ class MoppsSettings(CandidateSettings):
         try:
             known = json.loads(Path(self.initial).read_text())
         except (OSError, ValueError) as error:
-            raise SettingError("selector.initial", self.initial, f"{expected}: {error}") from error
+            raise refused("selector.initial", self.initial, f"{expected}: {error}") from error
         require(isinstance(known, dict), "selector.initial", self.initial, expected)
         for key, outcomes in known.items():
             right = isinstance(outcomes, list) and all(type(o) in (int, bool) and o in (0, 1) for o in outcomes)

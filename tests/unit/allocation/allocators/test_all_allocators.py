@@ -53,7 +53,7 @@ def test_budgets_ledger_staleness_and_resume(
     for number in range(7):
         if number == stopped:  # the twin is stopped and resumed here
             resumed = fresh()
-            resumed.load(twin.state())
+            resumed.load_state_dict(twin.state_dict())
             twin = resumed
         collected, record = run.step(number), run.ledger.step_record(number)
         assert decisions(collected) == decisions(twin.step(number))

@@ -105,5 +105,5 @@ def test_settings_are_checked_by_name():
                        ({"alpha": 0.0}, "alpha=0.0"), ({"pilot": "half"}, "pilot='half'")]:  # fmt: skip
         with pytest.raises(SettingError, match=named):
             make_allocator("hora", **bad)
-    with pytest.raises(SettingError, match="max_rounds=1; accepted: 2 or more with hora"):
-        Run(np.full(9, 0.5), "hora", max_rounds=1).step(0)
+    with pytest.raises(SettingError, match="max_rounds=1; accepted: 2 or more with Hora"):
+        Run(np.full(9, 0.5), "hora", max_rounds=1)

@@ -146,8 +146,8 @@ def test_a_resumed_run_decides_as_one_that_never_stopped(tmp_path, stopped):
     whole, broken, resumed = fresh(), fresh(), fresh()
     expected = [decisions(whole.step(number)) for number in range(6)]
     found = [decisions(broken.step(number)) for number in range(stopped)]
-    save_state(tmp_path, broken.state())
-    resumed.load(load_state(tmp_path))
+    save_state(tmp_path, broken.state_dict())
+    resumed.load_state_dict(load_state(tmp_path))
     assert found + [decisions(resumed.step(number)) for number in range(stopped, 6)] == expected
     assert len({group[2] for group in expected[-1][0]}) > 2  # sizes do differ
 

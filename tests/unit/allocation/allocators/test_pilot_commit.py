@@ -14,11 +14,9 @@ from verl_ext.allocation import (
     SettingError,
     StateError,
     Verdict,
-    collect,
     load_state,
     make_allocator,
     pack_groups,
-    rng_for,
     save_state,
     unpack_groups,
 )
@@ -37,11 +35,7 @@ def requested(run):
 
 
 def step(run, number, version=None):
-    collected = collect(
-        step=number, allocator=run.allocator, selector=run.selector, pool=run.pool, downsampler=run.downsampler,
-        backend=run.backend, ledger=run.ledger, stop=run.stop, max_rounds=run.max_rounds,
-        rng=rng_for(run.seed, "collect", number), policy_version=version,
-    )  # fmt: skip
+    collected = run.collect(number, run.backend, policy_version=version)
     return collected, run.ledger.step_record(number)
 
 
@@ -401,9 +395,9 @@ def test_a_resumed_run_decides_as_one_that_never_stopped(tmp_path, stopped):
     expected = steps(whole, range(8))
     found = steps(broken, range(stopped))
     assert broken.allocator._waiting.groups
-    save_state(tmp_path, broken.state())
+    save_state(tmp_path, broken.state_dict())
     resumed = fresh()
-    resumed.load(load_state(tmp_path))
+    resumed.load_state_dict(load_state(tmp_path))
     assert found + steps(resumed, range(stopped, 8)) == expected
 
 

@@ -371,6 +371,6 @@ def test_a_resumed_run_decides_as_one_that_never_stopped(tmp_path, stopped, extr
     expected = steps(whole, range(7))
     found = steps(broken, range(stopped))
     assert broken.allocator._waiting.groups
-    save_state(tmp_path, broken.state())
-    resumed.load(load_state(tmp_path))
+    save_state(tmp_path, broken.state_dict())
+    resumed.load_state_dict(load_state(tmp_path))
     assert found + steps(resumed, range(stopped, 7)) == expected

@@ -11,9 +11,8 @@ from verl_ext.allocation import PromptPool, make_selector
 class SelectorRun(Run):
     """A run of collect with a selector by name."""
 
-    def __init__(self, rates, selector="cero", allocator="uniform", chooses=None, **rest):
-        super().__init__(rates, allocator=allocator, **rest)
-        self.selector = make_selector(selector, **(chooses or {}))
+    def __init__(self, rates, selector="cero", allocator="uniform", **rest):
+        super().__init__(rates, allocator, selector=selector, **rest)
 
 
 class ByHand:

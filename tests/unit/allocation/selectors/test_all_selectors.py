@@ -29,9 +29,9 @@ def test_composes_repeats_and_resumes(selector, allocator, tmp_path):
     one, two = make(selector, allocator), make(selector, allocator)
     resumed = make(selector, allocator)
     for step in range(1, 7):
-        save_state(tmp_path, resumed.state())
+        save_state(tmp_path, resumed.state_dict())
         resumed = make(selector, allocator)
-        resumed.load(load_state(tmp_path))
+        resumed.load_state_dict(load_state(tmp_path))
         done = one.step(step)
         check_step(one, done, one.ledger.step_record(step))
         again, later = two.step(step), resumed.step(step)

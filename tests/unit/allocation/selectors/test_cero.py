@@ -211,7 +211,7 @@ def test_an_epoch_resumes_in_its_middle():
     for step in range(1, 12):
         expected = whole.step(step)
         again = make()
-        again.load(parts.state())
+        again.load_state_dict(parts.state_dict())
         parts = again
         done = parts.step(step)
         assert [g.prompt for g in done.started] == [g.prompt for g in expected.started]

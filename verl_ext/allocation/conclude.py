@@ -1,0 +1,231 @@
+"""The end of a step: which groups make the batch, and what becomes of every rollout."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .context import StepContext
+from .groups import Fate, Group, Outcome, RoundError, Verdict
+from .statistics import GroupStatistics, group_statistics
+
+if TYPE_CHECKING:
+    from .allocation import Allocation
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Collected:
+    """What a step's collection gave."""
+
+    kept: list[Outcome]
+    """Rollouts to train on, group by group, by session."""
+    dropped: list[Outcome]
+    """Rollouts with a trajectory that can be freed: neither kept nor waiting."""
+    groups: list[Group]
+    """The groups of ``kept``, in order."""
+    short_by: int
+    """Groups missing from the batch."""
+    rounds: int
+    """Rounds that generated; streaming, most requests of one group."""
+    rollouts: int
+    """Rollouts issued in the step."""
+    tokens: int
+    """Response tokens generated in the step."""
+    metrics: dict[str, float]
+    """Numbers for the log, without prefix."""
+    started: list[Group] = field(default_factory=list)
+    """All groups of the step, with verdicts and fates."""
+    waiting: list[Group] = field(default_factory=list)
+    """Groups kept for a later step."""
+    statistics: dict[str, GroupStatistics] = field(default_factory=dict)
+    """By uid of ``groups``, over all scored rollouts of the group, also those that do not reach the update: what
+    ``normalise_over: group`` puts into the advantage."""
+
+
+class Sorted:
+    """The rollouts of a step by their fate."""
+
+    def __init__(self) -> None:
+        self.trained: list[Group] = []
+        self.dropped: list[Outcome] = []
+        self.by_fate: dict[Fate, list[Outcome]] = {fate: [] for fate in Fate}
+
+    def train(self, group: Group, chosen: Sequence[Outcome]) -> None:
+        """The group is in the batch, with these of its rollouts."""
+        group.fate = Fate.TRAINED
+        self.trained.append(group)
+        self.by_fate[Fate.TRAINED].extend(chosen)
+        taken = {outcome.session for outcome in chosen}
+        self._drop([outcome for outcome in group.outcomes if outcome.session not in taken], Fate.DOWN_SAMPLED)
+
+    def leave(self, group: Group, fate: Fate) -> None:
+        """The group is not trained on."""
+        group.fate = fate
+        self._drop(group.outcomes, fate)
+
+    def _drop(self, outcomes: Sequence[Outcome], fate: Fate) -> None:
+        """Failed and aborted come before unscored, unscored before the group's fate."""
+        for outcome in outcomes:
+            if outcome.failed or outcome.aborted:
+                self.by_fate[Fate.FAILED if outcome.failed else Fate.ABORTED].append(outcome)
+                continue
+            self.dropped.append(outcome)
+            self.by_fate[fate if outcome.correct is not None else Fate.UNSCORED].append(outcome)
+
+
+def conclude(run: Allocation, ctx: StepContext, rounds: int, min_group_rows: int) -> Collected:
+    """End a step: observe, choose, settle, report.
+
+    Args:
+        rounds: rounds made.
+        min_group_rows: rows a group needs to be trained on.
+
+    Raises:
+        RoundError: the allocator keeps groups that it cannot keep.
+    """
+    batch, waiting = run.allocator.finish(ctx), run.allocator.waiting(ctx)
+    _check_batch(ctx, batch, waiting)
+    _observe(run, ctx, waiting)
+    found = _choose(run, ctx, batch, min_group_rows)
+    _settle(run, ctx, found, batch, waiting)
+    return _report(run, ctx, found, waiting, rounds)
+
+
+def _check_batch(ctx: StepContext, batch: Sequence[Group], waiting: Sequence[Group]) -> None:
+    seen: set[str] = set()
+    for group in (*batch, *waiting):
+        if not ctx.has(group) or group.uid in seen or group.pending:
+            raise RoundError(
+                f"step {ctx.step}: group {group.uid!r} cannot be kept: it is of another step, kept twice, or has "
+                f"{group.pending} sessions pending"
+            )
+        seen.add(group.uid)
+    if len(batch) > ctx.target_groups:
+        raise RoundError(f"step {ctx.step}: a batch of {len(batch)} groups where {ctx.target_groups} are wanted")
+
+
+def _observe(run: Allocation, ctx: StepContext, waiting: Sequence[Group]) -> None:
+    """Show the selector every group that is decided, once and whole; one that waits is shown when it has waited.
+
+    A group that went stale or was cut off is no result of its prompt, and is never shown."""
+    run.pool.look_at([group.prompt for group in ctx.groups if group.offered_at == ctx.step])
+    undecided = {group.uid for group in waiting}
+    for group in ctx.groups:
+        if group.uid not in undecided and group.fate is not Fate.STALE and not group.cut_off:
+            run.selector.observe(group.prompt, group.successes, group.trials, run.allocator.group_size)
+    run.selector.end_step()
+
+
+def _choose(run: Allocation, ctx: StepContext, batch: Sequence[Group], min_group_rows: int) -> Sorted:
+    """Down-sample the groups of the batch."""
+    found = Sorted()
+    for group in batch:
+        sessions = set(run.downsampler.select(group, ctx.rng))
+        chosen = [outcome for outcome in group.trainable if outcome.session in sessions]
+        if len(chosen) < min_group_rows:
+            found.leave(group, Fate.FILTERED)
+        else:
+            found.train(group, chosen)
+    return found
+
+
+def _settle(
+    run: Allocation, ctx: StepContext, found: Sorted, batch: Sequence[Group], waiting: Sequence[Group]
+) -> None:
+    """Give every other rollout its fate, enter all in the ledger, and tell the pool which prompts are out."""
+    kept = {group.uid for group in (*batch, *waiting)}
+    for group in waiting:
+        run.ledger.wait(group.outcomes)
+    for group in ctx.groups:
+        if group.uid not in kept:
+            found.leave(group, _fate_of(group))
+        if group.verdict is Verdict.RETIRE:
+            run.pool.retire(group.prompt)
+        elif group.verdict is Verdict.DEFER and run.pool.offered(group.prompt):
+            run.pool.defer(group.prompt)  # unless the next epoch has begun since
+    for fate, outcomes in found.by_fate.items():
+        run.ledger.settle(outcomes, fate)
+    run.ledger.check()
+
+
+def _fate_of(group: Group) -> Fate:
+    """The fate of the scored rollouts of a group outside the batch."""
+    if group.fate is not None:
+        return group.fate
+    return Fate.SURPLUS if group.verdict in (Verdict.COMMIT, Verdict.CONTINUE) else Fate.ABANDONED
+
+
+def _report(run: Allocation, ctx: StepContext, found: Sorted, waiting: Sequence[Group], rounds: int) -> Collected:
+    short_by = ctx.target_groups - len(found.trained)
+    if short_by > 0:
+        _warn(run, ctx, rounds, len(found.trained))
+    if run.pool.all_retired and run.allocator.readmits:
+        run.pool.readmit()
+        logger.warning("step %d: every prompt is retired: all %d are brought back", ctx.step, len(run.pool))
+    return Collected(
+        kept=found.by_fate[Fate.TRAINED],
+        dropped=found.dropped,
+        groups=found.trained,
+        short_by=short_by,
+        rounds=rounds,
+        rollouts=ctx.issued,
+        tokens=run.ledger.tokens - ctx.tokens_before,
+        metrics=_metrics(run, ctx, found, len(waiting), rounds),
+        started=ctx.groups,
+        waiting=list(waiting),
+        statistics={group.uid: group_statistics(group) for group in found.trained},
+    )
+
+
+def _warn(run: Allocation, ctx: StepContext, rounds: int, trained: int) -> None:
+    if run.pool.all_retired:
+        why = "every prompt of the pool is retired"
+    elif ctx.exhausted:
+        why = "the selector has no more prompts for this step"
+    elif rounds >= ctx.max_rounds and not ctx.streaming:
+        why = f"allocation.max_rounds={ctx.max_rounds} is used up"
+    else:
+        why = (
+            f"{ctx.budget_left} of the step's {ctx.budget} rollouts are left "
+            "(allocation.stop.rollouts, or the selector's share if less)"
+        )
+    mixed = sum(group.mixed for group in ctx.groups)
+    unscored = sum(not (o.scored or o.aborted) for group in ctx.groups for o in group.outcomes)
+    logger.warning(
+        "step %d: %d of %d groups: %s; %d prompts started, %d mixed, %d rollouts, %d of them without a score",
+        ctx.step, trained, ctx.target_groups, why, len(ctx.groups), mixed, ctx.issued, unscored,
+    )  # fmt: skip
+
+
+def _metrics(run: Allocation, ctx: StepContext, found: Sorted, waiting: int, rounds: int) -> dict[str, float]:
+    trained, ledger = found.trained, run.ledger
+    fresh = [group for group in ctx.groups if group.offered_at == ctx.step]
+    offered = {
+        "offered_solved": sum(0 < group.trials == group.successes for group in fresh),
+        "offered_failed": sum(group.successes == 0 < group.trials for group in fresh),
+        "offered_mixed": sum(group.mixed for group in fresh),
+    }
+    metrics = {
+        "batch_effective_share": sum(group.mixed for group in trained) / len(trained) if trained else 0.0,
+        "groups": float(len(trained)),
+        "groups_started": float(len(fresh)),
+        "groups_waiting": float(waiting),
+        "effective_share": sum(group.mixed for group in fresh) / len(fresh) if fresh else 0.0,
+        "short_by": float(ctx.target_groups - len(trained)),
+        "rounds": float(rounds),
+        "rollouts": float(ctx.issued),
+        "tokens": float(ledger.tokens - ctx.tokens_before),
+        "rollouts_total": float(ledger.issued),
+        "tokens_total": float(ledger.tokens),
+    }
+    for fate, outcomes in found.by_fate.items():
+        metrics[f"fate/{fate.value}"] = float(len(outcomes))
+        metrics[f"fate_tokens/{fate.value}"] = float(sum(outcome.response_tokens for outcome in outcomes))
+    chosen = run.pool.coverage() | offered | run.selector.metrics()
+    for part, numbers in (("", run.allocator.metrics()), ("selector/", chosen), ("pool/", run.pool.metrics())):
+        metrics.update({part + name: float(value) for name, value in numbers.items()})
+    return metrics
