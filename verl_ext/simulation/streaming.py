@@ -15,7 +15,7 @@ from verl_ext.allocation.groups import Group, Outcome, Request
 class SimulatedStream:
     """Streams the outcomes of a backend that has them at once, such as `SimulatedBackend`, in virtual time.
 
-    As a :class:`~verl_ext.allocation.collect.Backend` it makes whole rounds on the same clock, so that both modes can
+    As a :class:`~verl_ext.allocation.rounds.Backend` it makes whole rounds on the same clock, so that both modes can
     be compared.
 
     Args:
