@@ -59,11 +59,14 @@ Starting the stack takes a minute or two. Ctrl-C stops it and leaves nothing run
 
 def held_out_success(folder: Path, step: int) -> float | None:
     """Mean probability of the right answer over the held-out prompts after a step of the run; None: not saved there."""
-    from transformers.utils.logging import disable_progress_bar  # torch: only once the run is under way
+    import torch  # only once the run is under way
+    from transformers.utils.logging import disable_progress_bar
 
     from verl_ext.tiny.measure import measure_saved
 
     disable_progress_bar()
+    # The run needs the cores.
+    torch.set_num_threads(1)
     config = read_config(folder / CONFIG)
     base = config["actor_rollout_ref"]["model"]["path"]
     saved = folder / f"global_step_{step}" / "actor" / "huggingface" if step else base
