@@ -86,7 +86,7 @@ def alone(workers: pool.WorkerPool) -> Callable[[str, str], bool | None]:
 
     def judge(truth: str, response: str) -> bool | None:
         try:
-            return workers.judge([truth], response)
+            return workers.judge(truth, response)
         except pool.Unscored:
             return None
 

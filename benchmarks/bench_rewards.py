@@ -7,7 +7,6 @@ it says what the clock cannot.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import random
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.result_files import write_result
 from verl_ext.rewards import math_verify, pool
 from verl_ext.rewards.math_verify import compute_score
 
@@ -132,19 +132,16 @@ def main() -> int:
         name = "expressions only, every answer another"
         results[name] = show(name, measure(EXPRESSIONS, PROMPTS, 1, threads))
     pool.close_pools()
-    RESULTS.write_text(
-        json.dumps(
-            {
-                "python": platform.python_version(),
-                "math-verify": version("math-verify"),
-                "cores": len(os.sched_getaffinity(0)),
-                "load_at_end": round(os.getloadavg()[0], 1),
-                "limit_answers_per_s": {name: LIMIT for name in MIXES},
-                "results": results,
-            },
-            indent=1,
-        )
-        + "\n"
+    write_result(
+        RESULTS,
+        {
+            "python": platform.python_version(),
+            "math-verify": version("math-verify"),
+            "cores": len(os.sched_getaffinity(0)),
+            "load_at_end": round(os.getloadavg()[0], 1),
+            "limit_answers_per_s": {name: LIMIT for name in MIXES},
+            "results": results,
+        },
     )
     slow = [name for name in MIXES if results[name]["answers_per_s"] < LIMIT]
     bad = [name for name, result in results.items() if result["judged_otherwise"] or result["unscored"]]

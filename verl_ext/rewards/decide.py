@@ -24,6 +24,13 @@ _TEXT_UNIT = re.compile(r"(?P<body>.*?[\w}).!])\s*(?P<unit>(?:[/ ]*(?:\\cdot)?\s
                         r"(?:\s*\^\s*\{?-?\d\}?)?){1,4})")  # fmt: skip
 _BARE_UNIT = re.compile(r"(?P<body>.*?(?:[\d}).!]|\\pi))(?P<gap>\s*)(?P<unit>[a-zA-Z][a-zA-Z ]*(?:\^\s*\{?\d\}?)?"
                         r"(?:\s*/\s*[a-zA-Z]+(?:\^\s*\{?\d\}?)?)?)")  # fmt: skip
+# Words that change the number before them, or add another.
+_NO_UNIT = re.compile(
+    r"\b(?:and|or|if|where|mod|not|hundred|thousand|million|billion|trillion|dozens?|half|halves|thirds?|quarters?|fourths?|"
+    r"fifths?|tenths?|squared|cubed|factorial|plus|minus|times|over|divided|base|binary|octal|hex|hexadecimal|less|more|"
+    r"fewer|greater|than|to|root|power|choose)\b",
+    re.IGNORECASE,
+)
 _NAMES = {
     "m": "metre meter", "cm": "centimetre centimeter", "mm": "millimetre millimeter", "km": "kilometre kilometer",
     "g": "gram gm", "kg": "kilogram", "mg": "milligram", "s": "second sec", "min": "minute", "h": "hour hr",
@@ -50,7 +57,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
         return text[:-1].rstrip(), "%"
     if text.endswith("^\\circ") and not _FUNCTION.search(text):
         return text[: -len("^\\circ")].rstrip(), "degree"
-    if (match := _TEXT_UNIT.fullmatch(text)) and not re.search(r"\\text\s*\{\s*(?:and|or|if|where)\b", match["unit"]):
+    if (match := _TEXT_UNIT.fullmatch(text)) and not _NO_UNIT.search(match["unit"]):
         words = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", match["unit"].replace("\\cdot", " "))
         unit = _unit(words)
         return (match["body"].removesuffix("^\\circ").rstrip(), unit) if unit else (text, None)
@@ -58,9 +65,11 @@ def split_unit(text: str) -> tuple[str, str | None]:
         words = re.findall("[a-zA-Z]+", match["unit"])
         known = all(word.lower() in _UNITS or _singular(word.lower()) in _UNITS for word in words)
         spoken = bool(match["gap"]) and all(len(word) > 2 for word in words)
-        # `5m` is a product of a letter; `5 m` and `5cm` are lengths.
-        short = len(match["unit"]) == 1 and not match["gap"]
-        if (known and not short or spoken) and not {"and", "or", "mod"} & set(words):
+        # `5m` is a product of a letter, and so is `5 k`; `5 m` and `5cm` are lengths.
+        short = len(match["unit"]) == 1 and (
+            not match["gap"] or match["unit"] not in "mghlsL" or not match["body"][-1].isdigit()
+        )
+        if (known and not short or spoken) and not _NO_UNIT.search(match["unit"]):
             return match["body"].rstrip(), _unit(match["unit"])
     return text, None
 
@@ -79,8 +88,8 @@ def _unit(words: str) -> str:
     return "".join(parts)
 
 
-def decide(true: str, given: str) -> bool | None:
-    """Whether two tidy answers are the same, where their text alone says so; None where it takes mathematics."""
+def decide(true: str, given: str) -> bool | tuple[str, str]:
+    """Whether two tidy answers are the same, where their text alone says so; else both without their units."""
     if key(true) == key(given):
         return True
     numbers = number(true), number(given)
@@ -95,12 +104,12 @@ def decide(true: str, given: str) -> bool | None:
     if true_unit and given_unit and true_unit != given_unit:
         return False
     if "degree" in (true_unit, given_unit) and "\\pi" in true_body + given_body:
-        return None
+        return true, given
     if (true_body, given_body) != (true, given):
         return decide(true_body, given_body)
     if {_brackets(true), _brackets(given)} == {"{", "("}:
         return False
-    return None
+    return true, given
 
 
 def _clocks(true: str, given: str) -> bool | None:
@@ -164,7 +173,7 @@ def _words(true: str, given: str) -> bool | None:
     return False if spoken else None
 
 
-def _percent(true: str, true_unit: str | None, given: str, given_unit: str | None) -> bool | None:
+def _percent(true: str, true_unit: str | None, given: str, given_unit: str | None) -> bool | tuple[str, str]:
     """50% is 50% or 0.5; and 50, where the question asks for a percentage, but 0.5% is not 0.5."""
     if true_unit == given_unit:
         return decide(true, given)

@@ -148,18 +148,22 @@ def _is_right(gold: list[str], answer: str | None, settings: MathSettings) -> bo
     if answer.isdecimal() and all(map(str.isdecimal, gold)):
         # Most answers are such, and need no more.
         return answer.lstrip("0") in [true.lstrip("0") for true in gold]
-    given, unsure = tidy(formula(answer)), []
+    pool, failure = settings.pool, None
+    given = tidy(formula(answer))
     for true in gold:
-        true = tidy(formula(true))
-        verdict = decide(true, given)
+        verdict = decide(tidy(formula(true)), given)
+        if isinstance(verdict, tuple):
+            texts = verdict
+            try:
+                verdict = _verdicts.get((pool, *texts), lambda texts=texts: shared_pool(pool).judge(*texts))
+            except Unscored as error:
+                failure = error
+                continue
         if verdict:
             return True
-        if verdict is None:
-            unsure.append(true)
-    if not unsure:
-        return False
-    pool = settings.pool
-    return _verdicts.get((pool, tuple(unsure), given), lambda: shared_pool(pool).judge(unsure, given))
+    if failure is not None:
+        raise failure
+    return False
 
 
 def _scored(right: bool, pred: str, settings: MathSettings) -> dict[str, Any]:

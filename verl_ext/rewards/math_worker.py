@@ -1,7 +1,7 @@
 """The process in which answers of a model meet math-verify: one answer at a time, bounded in time, memory and files.
 
 `python -m verl_ext.rewards.math_worker DEADLINE_S MEMORY_MB MODULE` reads one JSON request a line from standard input
-(`{"gold": [...], "answer": ...}`) and answers each with one JSON line (`{"right": ...}` or `{"unscored": name}`); see
+(`{"true": ..., "given": ...}`) and answers each with one JSON line (`{"right": ...}` or `{"unscored": name}`); see
 `pool`. MODULE has the function `same` that compares two answers. It ends when its input ends.
 
 The deadline is the kernel's: a timer without handler ends the process wherever it is, also where nobody is left to
@@ -26,29 +26,6 @@ CLOCK_FACTOR = 10
 
 _MIB = 1 << 20
 _RECYCLE_EVERY = 64
-
-
-def judge(same: Callable[[str, str], bool], gold: list[str], answer: str) -> bool:
-    """Whether the answer equals one of the true ones.
-
-    Args:
-        same: compares a true answer and another one.
-        gold: true answers, of which any will do; tidy LaTeX without delimiters.
-        answer: the final answer, without the text around it.
-
-    Raises:
-        Exception: what comparing raised, if no comparison said yes.
-    """
-    failure = None
-    for true in gold:
-        try:
-            if same(true, answer):
-                return True
-        except Exception as error:
-            failure = error
-    if failure is not None:
-        raise failure
-    return False
 
 
 def _warm_up(same: Callable[[str, str], bool]) -> None:
@@ -106,7 +83,7 @@ def main() -> None:
         request = json.loads(line)
         _set_timers(deadline_s)
         try:
-            fields = {"right": judge(same, request["gold"], request["answer"])}
+            fields = {"right": same(request["true"], request["given"])}
         except MemoryError:
             fields = {"unscored": "memory"}
         except Exception as error:

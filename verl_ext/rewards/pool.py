@@ -202,13 +202,13 @@ class WorkerPool:
         self._idle = list(self._workers)
         self._freed = threading.Condition()
 
-    def judge(self, gold: list[str], answer: str) -> bool:
-        """Whether the answer equals one of the true ones.
+    def judge(self, true: str, given: str) -> bool:
+        """Whether an answer equals the true one.
 
         Raises:
             Unscored: there is no verdict; says why.
         """
-        request = json.dumps({"gold": gold, "answer": answer}).encode("ascii") + b"\n"
+        request = json.dumps({"true": true, "given": given}).encode("ascii") + b"\n"
         worker = self._take()
         try:
             used = worker.served > 0

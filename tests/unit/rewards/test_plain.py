@@ -78,6 +78,10 @@ def test_what_is_no_plain_number(text):
         ("1 or 2", ("1 or 2", None)),
         ("\\cos 36^\\circ", ("\\cos 36^\\circ", None)),
         ("x+1", ("x+1", None)),
+        ("5 k", ("5 k", None)),
+        ("\\sum_{k=1}^{4} m", ("\\sum_{k=1}^{4} m", None)),
+        ("5 million", ("5 million", None)),
+        ("5\\text{ squared}", ("5\\text{ squared}", None)),
     ],
 )
 def test_units(text, expected):
@@ -98,12 +102,13 @@ def test_units(text, expected):
         ("2:3", "4:6", True),
         ("FF_{16}", "ff_{16}", True),
         ("0101_2", "101_2", True),
-        ("x+1", "1+x", None),
-        ("ab", "ba", None),
+        ("x+1", "1+x", ("x+1", "1+x")),
+        ("ab", "ba", ("ab", "ba")),
+        ("3\\pi\\text{ cm}", "2\\pi+\\pi cm", ("3\\pi", "2\\pi+\\pi")),
     ],
 )
 def test_decided_by_the_text(true, other, verdict):
-    assert decide(tidy(true), tidy(other)) is verdict
+    assert decide(tidy(true), tidy(other)) == verdict
 
 
 @pytest.mark.parametrize(

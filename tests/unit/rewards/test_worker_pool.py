@@ -37,12 +37,12 @@ def pool(monkeypatch):
 
 def reason(pool, answer, gold="1"):
     with pytest.raises(Unscored) as failure:
-        pool.judge([gold], answer)
+        pool.judge(gold, answer)
     return failure.value.reason
 
 
 def test_a_worker_that_hangs_is_replaced_and_delays_no_other_answer(pool):
-    assert pool.judge(["1"], "1")
+    assert pool.judge("1", "1")
     with ThreadPoolExecutor(2) as threads:
         started = time.monotonic()
         hung = threads.submit(reason, pool, "hang")
@@ -50,18 +50,18 @@ def test_a_worker_that_hangs_is_replaced_and_delays_no_other_answer(pool):
             time.sleep(0.001)
         [victim] = set(pool._workers) - set(pool._idle)
         first = victim.process.pid
-        assert [pool.judge(["1"], str(i)) for i in range(20)] == [i == 1 for i in range(20)]
+        assert [pool.judge("1", str(i)) for i in range(20)] == [i == 1 for i in range(20)]
         assert hung.result() == "deadline"
         assert time.monotonic() - started >= DEADLINE_S
     assert victim.process.pid != first and not os.path.exists(f"/proc/{first}")
-    assert pool.judge(["1"], "1")
+    assert pool.judge("1", "1")
 
 
 def test_a_worker_that_waits_for_something_is_ended_by_the_clock(monkeypatch):
     use_stub(monkeypatch)
     pool = WorkerPool(PoolSettings(workers=1, deadline_s=0.03, memory_mb=256))
     assert reason(pool, "sleep") == "deadline"
-    assert pool.judge(["1"], "1")
+    assert pool.judge("1", "1")
     pool.close()
 
 
@@ -71,7 +71,7 @@ def test_a_worker_that_the_kernel_does_not_let_run_is_replaced(monkeypatch):
     monkeypatch.setattr(pool_module, "_GRACE_S", 0.1)
     pool = WorkerPool(PoolSettings(workers=1, deadline_s=0.03, memory_mb=256))
     assert reason(pool, "stop") == "deadline"
-    assert pool.judge(["1"], "1")
+    assert pool.judge("1", "1")
     pool.close()
 
 
@@ -83,7 +83,7 @@ def test_each_of_many_threads_gets_the_verdict_on_its_own_answer(pool):
 
     def verdict(answer):
         try:
-            return pool.judge(["1"], answer)
+            return pool.judge("1", answer)
         except Unscored as failure:
             return failure.reason
 
@@ -99,45 +99,45 @@ def test_each_of_many_threads_gets_the_verdict_on_its_own_answer(pool):
 )
 def test_what_goes_wrong_has_a_name_and_the_pool_goes_on(pool, answer, expected):
     assert reason(pool, answer) == expected
-    assert pool.judge(["1"], "1") and not pool.judge(["1"], "2")
+    assert pool.judge("1", "1") and not pool.judge("1", "2")
 
 
 def test_a_worker_killed_from_outside_costs_no_answer(pool):
-    assert pool.judge(["1"], "1")
+    assert pool.judge("1", "1")
     [pid] = pool.pids()
     os.kill(pid, signal.SIGKILL)
-    assert pool.judge(["1"], "1")
+    assert pool.judge("1", "1")
     assert pool.pids() != [pid]
 
 
 def test_memory_used_up_by_earlier_answers_costs_a_later_one_nothing(pool, monkeypatch):
     pool._workers = pool._idle = pool._workers[:1]
-    assert not pool.judge(["1"], "leak")
+    assert not pool.judge("1", "leak")
     before = pool.pids()
     # Too much beside what leaked, little enough for a fresh worker.
-    assert not pool.judge(["1"], "leak")
+    assert not pool.judge("1", "leak")
     assert pool.pids() != before
 
 
 def test_a_worker_that_has_grown_is_replaced_before_it_is_full(pool):
     pool._workers = pool._idle = pool._workers[:1]
-    pool.judge(["1"], "leak")
+    pool.judge("1", "leak")
     before = pool.pids()
     for _ in range(63):
-        pool.judge(["1"], "1")
+        pool.judge("1", "1")
     assert pool.pids() != before
 
 
 def test_what_is_printed_is_no_verdict_and_nothing_is_written(pool, tmp_path):
-    assert not pool.judge(["1"], "print")
+    assert not pool.judge("1", "print")
     assert reason(pool, f"write:{tmp_path / 'file'}") == "error"
     assert not (tmp_path / "file").exists() or (tmp_path / "file").stat().st_size == 0
 
 
 def test_credentials_in_the_environment_do_not_reach_a_worker(pool, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "1")
-    assert pool.judge(["absent"], "environment:SECRET_TOKEN")
-    assert pool.judge([os.environ["PATH"]], "environment:PATH")
+    assert pool.judge("absent", "environment:SECRET_TOKEN")
+    assert pool.judge(os.environ["PATH"], "environment:PATH")
 
 
 def test_a_worker_that_cannot_start_is_named(monkeypatch, tmp_path):
@@ -145,7 +145,7 @@ def test_a_worker_that_cannot_start_is_named(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     pool = WorkerPool(PoolSettings(workers=1, deadline_s=DEADLINE_S, memory_mb=256))
     with pytest.raises(Unscored, match="start: .*half installed"):
-        pool.judge(["1"], "1")
+        pool.judge("1", "1")
     assert pool.pids() == []
 
 
@@ -168,12 +168,12 @@ from verl_ext.rewards import pool as pool_module
 pool_module.COMPARER = "stub_compare"
 from verl_ext.rewards.pool import PoolSettings, shared_pool
 pool = shared_pool(PoolSettings(workers=2, deadline_s={deadline}, memory_mb=256))
-pool.judge(["1"], "1")
-thread = threading.Thread(target=lambda: pool.judge(["1"], "hang"), daemon=True)
+pool.judge("1", "1")
+thread = threading.Thread(target=lambda: pool.judge("1", "hang"), daemon=True)
 thread.start()
 while len(pool._idle) == 2:
     time.sleep(0.001)
-pool.judge(["1"], "2")
+pool.judge("1", "2")
 print(*pool.pids(), flush=True)
 {end}
 """
