@@ -133,9 +133,7 @@ def _choose(run: Allocation, ctx: StepContext, batch: Sequence[Group], min_group
     return found
 
 
-def _settle(
-    run: Allocation, ctx: StepContext, found: Sorted, batch: Sequence[Group], waiting: Sequence[Group]
-) -> None:
+def _settle(run: Allocation, ctx: StepContext, found: Sorted, batch: Sequence[Group], waiting: Sequence[Group]) -> None:
     """Give every other rollout its fate, enter all in the ledger, and tell the pool which prompts are out."""
     kept = {group.uid for group in (*batch, *waiting)}
     for group in waiting:
@@ -177,7 +175,7 @@ def _report(run: Allocation, ctx: StepContext, found: Sorted, waiting: Sequence[
         metrics=_metrics(run, ctx, found, len(waiting), rounds),
         started=ctx.groups,
         waiting=list(waiting),
-        statistics={group.uid: group_statistics(group) for group in found.trained},
+        statistics={group.uid: group_statistics(group, run.allocator.settings.tolerance) for group in found.trained},
     )
 
 

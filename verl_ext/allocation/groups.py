@@ -200,6 +200,12 @@ class Group:
         return self.trials > 0 and (self.successes == 0 or self.successes == self.trials)
 
     @property
+    def spread(self) -> float:
+        """Difference between the highest and the lowest score; 0 without any."""
+        scores = [outcome.score for outcome in self.outcomes if outcome.score is not None]
+        return max(scores) - min(scores) if scores else 0.0
+
+    @property
     def cut_off(self) -> bool:
         """Some of it was aborted: what came back before says less than the allocator wanted to know."""
         return any(outcome.aborted for outcome in self.outcomes)

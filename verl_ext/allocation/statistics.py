@@ -17,9 +17,15 @@ class GroupStatistics:
     mean: float
     """Mean; NaN for no rewards."""
     std: float
-    """Standard deviation with n - 1, as verl's GRPO takes it; exactly 0 for equal rewards or a single one."""
+    """Standard deviation with n - 1, as verl's GRPO takes it; exactly 0 where there is no signal."""
     n: int
     """Number of rewards."""
+
+    def advantage(self, reward: float, divide_by_std: bool = True, epsilon: float = 1e-6) -> float:
+        """(r - mean) / (std + epsilon), or r - mean; exactly 0 where there is no signal (GRPO, Dr. GRPO)."""
+        if self.std == 0:
+            return 0.0
+        return (reward - self.mean) / (self.std + epsilon) if divide_by_std else reward - self.mean
 
 
 def reward_statistics(rewards: Iterable[float]) -> GroupStatistics:
@@ -41,9 +47,15 @@ def reward_statistics(rewards: Iterable[float]) -> GroupStatistics:
     return GroupStatistics(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1)), n)
 
 
-def group_statistics(group: Group) -> GroupStatistics:
-    """:func:`reward_statistics` over the scores of all scored rollouts, those that never reach the update included."""
-    return reward_statistics(outcome.score for outcome in group.outcomes if outcome.score is not None)
+def group_statistics(group: Group, tolerance: float = 0.0) -> GroupStatistics:
+    """:func:`reward_statistics` over the scores of all scored rollouts, those that never reach the update included.
+
+    The deviation of a saturated group is exactly 0: outcomes of one kind, scores spread over ``tolerance`` at most.
+    """
+    found = reward_statistics(outcome.score for outcome in group.outcomes if outcome.score is not None)
+    if group.mixed or group.spread > tolerance:
+        return found
+    return GroupStatistics(found.mean, 0.0, found.n)
 
 
 def normalised_over(allocator: Any, downsampler: Any) -> str:

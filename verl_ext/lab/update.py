@@ -84,6 +84,8 @@ def advantages(scores: Sequence[float], over: GroupStatistics, settings: UpdateS
         over: mean and deviation of these, or of the whole group (``normalise_over``).
         settings: which of the three.
     """
+    if over.std == 0:  # saturated within the allocator's tolerance
+        return np.zeros(len(scores))
     centred = np.asarray(scores, float) - over.mean
     if settings.adv_estimator == "rloo":
         return centred * over.n / (over.n - 1)

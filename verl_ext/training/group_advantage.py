@@ -6,7 +6,7 @@ Reinforce-Ada's rule) uses the statistics that the outcomes gave before the othe
     A_i = (r_i - mean(r_1..r_n)) / (std(r_1..r_n) + 1e-6)        for the kept i, n the scored rollouts of the group
 
 with the sample standard deviation (n - 1) and the epsilon of verl's own GRPO; without the division where
-`algorithm.norm_adv_by_std_in_grpo` is False.
+`algorithm.norm_adv_by_std_in_grpo` is False; exactly 0 in a saturated group.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def group_advantages(
     rows = []
     for key, scores, mask in zip(batch.keys, data["rm_scores"], data["response_mask"], strict=True):
         group = statistics.get(key.split("_")[0])
-        advantage = 0.0 if group is None else float(scores.sum()) - group.mean
-        if group is not None and divide_by_std:
-            advantage /= group.std + EPSILON
+        advantage = 0.0 if group is None else group.advantage(float(scores.sum()), divide_by_std, EPSILON)
         rows.append(mask.to(torch.float32) * advantage)
     nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
     fields = TensorDict({"advantages": nested, "returns": nested.clone()}, batch_size=len(rows))

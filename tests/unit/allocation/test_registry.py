@@ -26,7 +26,7 @@ def test_unknown_rules_list_the_known_ones(make, name, named):
 @pytest.mark.bad_input
 @pytest.mark.parametrize("make, name, settings, named", [
     (make_allocator, "uniform", {"size": 8},
-     "allocation.allocator.size=8; accepted: the settings group_size"),
+     "allocation.allocator.size=8; accepted: the settings group_size, tolerance"),
     (make_allocator, "uniform", {"group_size": "8"}, "allocation.allocator.group_size='8'; accepted: an integer"),
     (make_allocator, "uniform", {"group_size": True}, "allocation.allocator.group_size=True; accepted: an integer"),
     (make_allocator, "sara", {"commit": "later"}, "allocation.allocator.commit='later'; accepted: top_up | stop"),

@@ -20,9 +20,13 @@ class AllocatorSettings:
 
     group_size: int = 8
     """Rollouts of a finished group (k). 8 is what SARA and the selectors it is compared with use."""
+    tolerance: float = 1e-6
+    """Difference between a group's highest and lowest score that counts as none: a group of one kind of outcome within
+    it is saturated, its deviation and its advantages are exactly 0, and no near tie is blown up to full size."""
 
     def __post_init__(self) -> None:
         require(self.group_size >= 2, "allocator.group_size", self.group_size, "an integer of 2 or more")
+        require(0 <= self.tolerance < float("inf"), "allocator.tolerance", self.tolerance, "a number of 0 or more")
 
     def resolve(self, name: str, value: Any) -> None:
         """Give a setting that is ``auto`` its value: sizes follow ``group_size``, so that a rule fits any recipe."""

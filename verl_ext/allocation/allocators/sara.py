@@ -69,8 +69,6 @@ class SaraSettings(AllocatorSettings):
     effective: Literal["outcome", "spread"] = "outcome"
     """What a group with signal is: ``outcome``, with right and wrong outcomes; ``spread``, with scores spread over more
     than ``tolerance``, for graded rewards. Not with scores shaped by length, whose spread says nothing."""
-    tolerance: float = 0.0
-    """With ``spread``: a difference between highest and lowest score that still counts as none."""
     score_low: float = 0.0
     """With ``spread``: the lowest score."""
     score_high: float = 1.0
@@ -93,7 +91,6 @@ class SaraSettings(AllocatorSettings):
         require(not self.carry_prior or self.effective == "outcome", "allocator.carry_prior", self.carry_prior,
                 "false with effective=spread: the carried prior is over right and wrong outcomes")  # fmt: skip
         require(0 < self.discount <= 0.8, "allocator.discount", self.discount, "a number in (0, 0.8]")
-        require(0 <= self.tolerance < float("inf"), "allocator.tolerance", self.tolerance, "a number of 0 or more")
         require(self.levels >= 2, "allocator.levels", self.levels, "an integer of 2 or more")
         require(self.score_low < self.score_high, "allocator.score_high", self.score_high,
                 f"a number above score_low={self.score_low}")  # fmt: skip

@@ -328,7 +328,7 @@ def test_graded_rewards_without_a_right_answer(extra):
 
 def test_float_residue_is_no_spread():
     allocator = make_allocator("sara", effective="spread")
-    for third, alive in ((0.1 + 0.2, False), (0.3 + 1e-6, True)):
+    for third, alive in ((0.1 + 0.2, False), (0.3 + 1e-5, True)):
         group = Group("g", 0, 0, requested=3)
         for session, points in enumerate((0.3, 0.3, third)):
             group.add(Outcome("g", session, False, points, 1, 1))

@@ -23,6 +23,7 @@ from verl_ext.allocation import (
     percentile_subset,
     reward_statistics,
 )
+from verl_ext.allocation.registry import allocators
 
 REWARDS = st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.1 + 0.2, 1.0, -0.5]), min_size=1, max_size=9)
 
@@ -120,6 +121,50 @@ def test_statistics_are_the_samples(rewards):
     assert found.n == len(rewards)
     assert found.mean == pytest.approx(statistics.fmean(rewards), rel=1e-12, abs=1e-9)
     assert found.std == pytest.approx(statistics.stdev(rewards), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("n, score", [(n, score) for n in (2, 3, 8, 13) for score in (0.95, 0.1, 1 / 3, 1e9 + 0.1)])
+def test_a_saturated_group_has_no_advantage_at_all(n, score):
+    """Not even by the rounding of a score to float32."""
+    found = group_statistics(group_of([score] * n))
+    assert found.std == 0 and found.advantage(float(np.float32(score))) == 0 and found.n == n
+
+
+def test_near_ties_within_the_tolerance_are_ties():
+    near = [0.95] * 7 + [0.9501]
+    assert group_statistics(group_of(near)).advantage(0.9501) > 2  # n - 1 of n alike: (n - 1) / sqrt(n)
+    assert group_statistics(group_of(near), tolerance=1e-3).std == 0
+    assert group_statistics(group_of(near), tolerance=1e-5).std > 0
+    mixed = [0.4999] * 7 + [0.5001]  # group_of counts what is above one half as right
+    assert group_of(mixed).mixed and group_statistics(group_of(mixed), tolerance=1e-3).std > 0
+    assert group_of(near).spread == pytest.approx(1e-4) and group_of([None]).spread == 0
+    dr_grpo = group_statistics(group_of([0.0, 0.4, 0.2]))
+    assert dr_grpo.advantage(0.4, divide_by_std=False) == pytest.approx(0.2)
+    assert dr_grpo.advantage(0.4) == pytest.approx(0.2 / (0.2 + 1e-6))
+
+
+@pytest.mark.parametrize("name", [name for name in allocators.names() if name != "best_of_probes"])
+def test_tolerance_is_a_setting_of_every_allocator(name):
+    rule = make_allocator(name, group_size=8, tolerance=0.01)
+    run = Run(np.full(60, 0.5), name, groups=4, settings={"group_size": 8, "tolerance": 0.01})
+    generate = run.backend.generate
+
+    def nearly_alike(requests):
+        outcomes = generate(requests)
+        for outcome in outcomes:
+            outcome.score = 1.0 + 0.001 * (outcome.session % 3) if outcome.correct else 0.001 * (outcome.session % 3)
+        return outcomes
+
+    run.backend.generate = nearly_alike
+    seen = 0
+    for number in range(3):
+        collected = run.step(number)
+        for group in collected.groups:
+            assert (collected.statistics[group.uid].std == 0) == group.saturated
+            seen += 1
+    assert rule.settings.tolerance == 0.01 and seen
+    with pytest.raises(SettingError, match="allocator.tolerance=-1.0"):
+        make_allocator(name, tolerance=-1.0)
 
 
 def test_statistics_of_equal_few_and_bad_rewards():
