@@ -180,6 +180,8 @@ def _report(run: Allocation, ctx: StepContext, found: Sorted, waiting: Sequence[
 
 
 def _warn(run: Allocation, ctx: StepContext, rounds: int, trained: int) -> None:
+    """Say why the batch is short; as information only where a budget of no more than uniform sampling's is spent."""
+    level = logging.WARNING
     if run.pool.all_retired:
         why = "every prompt of the pool is retired"
     elif ctx.exhausted:
@@ -187,14 +189,16 @@ def _warn(run: Allocation, ctx: StepContext, rounds: int, trained: int) -> None:
     elif rounds >= ctx.max_rounds and not ctx.streaming:
         why = f"allocation.max_rounds={ctx.max_rounds} is used up"
     else:
+        if trained and ctx.budget <= ctx.target_groups * run.allocator.group_size:
+            level = logging.INFO
         why = (
             f"{ctx.budget_left} of the step's {ctx.budget} rollouts are left "
             "(allocation.stop.rollouts, or the selector's share if less)"
         )
     mixed = sum(group.mixed for group in ctx.groups)
     unscored = sum(not (o.scored or o.aborted) for group in ctx.groups for o in group.outcomes)
-    logger.warning(
-        "step %d: %d of %d groups: %s; %d prompts started, %d mixed, %d rollouts, %d of them without a score",
+    logger.log(
+        level, "step %d: %d of %d groups: %s; %d prompts started, %d mixed, %d rollouts, %d of them without a score",
         ctx.step, trained, ctx.target_groups, why, len(ctx.groups), mixed, ctx.issued, unscored,
     )  # fmt: skip
 

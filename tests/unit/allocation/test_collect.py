@@ -273,6 +273,17 @@ def test_a_small_pool_ends_short_without_a_prompt_twice(caplog):
     assert "no more prompts" in caplog.text
 
 
+@pytest.mark.parametrize("rollouts, level", [(32, logging.INFO), (40, logging.WARNING)])
+def test_a_step_that_ends_on_the_budget_of_uniform_sampling_is_no_warning(caplog, rollouts, level):
+    """4 groups of 8 or less: that SARA fills fewer groups from it is what it is for. A larger budget is to be enough."""
+    caplog.set_level(logging.INFO, "verl_ext.allocation")
+    collected = Run(np.tile([0.0, 0.5], 200), groups=4, rollouts=rollouts).step(0)
+    assert 0 < len(collected.groups) < 4
+    assert [record.levelno for record in caplog.records if "rollouts are left" in record.getMessage()] == [level]
+    dead = Run(np.zeros(200), groups=4, rollouts=rollouts).step(0)
+    assert not dead.groups and caplog.records[-1].levelno == logging.WARNING
+
+
 def test_rounds_that_run_out_and_a_pool_that_is_retired_are_said(caplog):
     run = Run([0.0] * 500, "dynamic_sampling", groups=4, max_rounds=2, settings={"group_size": 4, "gen_multiple": 1})
     collected = run.step(0)
@@ -287,7 +298,7 @@ def test_rounds_that_run_out_and_a_pool_that_is_retired_are_said(caplog):
 
 @pytest.mark.parametrize("readmit", [False, True])
 def test_a_pool_of_solved_prompts_ends_or_comes_back_where_asked(caplog, readmit):
-    settings = {"group_size": 8, "n_pilot": 4, "p_lower": 0.25, "p_upper": 0.75, "readmit": readmit}
+    settings = {"group_size": 8, "n_pilot": 4, "retire_after": 1, "readmit": readmit}
     run = Run([1.0] * 12, "pilot_commit", groups=2, settings=settings)
     pilots = [len(run.step(step).started) for step in range(6)]
     assert pilots == ([12] * 6 if readmit else [12, 0, 0, 0, 0, 0])
