@@ -275,7 +275,7 @@ def test_a_small_pool_ends_short_without_a_prompt_twice(caplog):
 
 @pytest.mark.parametrize("rollouts, level", [(32, logging.INFO), (40, logging.WARNING)])
 def test_a_step_that_ends_on_the_budget_of_uniform_sampling_is_no_warning(caplog, rollouts, level):
-    """4 groups of 8 or less: that SARA fills fewer groups from it is what it is for. A larger budget is to be enough."""
+    """4 groups of 8: that SARA fills fewer groups from it is by design. A larger budget is meant to be enough."""
     caplog.set_level(logging.INFO, "verl_ext.allocation")
     collected = Run(np.tile([0.0, 0.5], 200), groups=4, rollouts=rollouts).step(0)
     assert 0 < len(collected.groups) < 4
