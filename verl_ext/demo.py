@@ -26,8 +26,9 @@ from verl_ext.reports.run_table import table
 from verl_ext.runs.ledger_check import ledger_faults
 from verl_ext.runs.records import CONFIG, METRICS, Run, read_config, read_run
 
-MIN_GAIN = 0.08
-"""Held-out success must rise by this much over the untrained policy's."""
+MIN_GAIN = 0.07
+"""Held-out success must rise by this much over the untrained policy's. Runs rise by .12 to .15: at a constant learning
+rate success goes up and down by about .01 from step to step."""
 
 COMMAND = (
     *(sys.executable, "-m", "verl_ext.main_ppo", "recipe=cpu/sara", "trainer.resume_mode=disable"),

@@ -81,7 +81,7 @@ def test_a_refused_configuration_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     assert demo.main(["trainer.nonsense=1"]) == 1
-    assert "Could not override 'trainer.nonsense'" in capsys.readouterr().err
+    assert "trainer.nonsense" in capsys.readouterr().err
 
 
 def test_the_users_arguments_win_over_the_demos(run_script, folder):
@@ -155,7 +155,7 @@ def ledger_line(trained=8, issued=8):
     ("success", "ledger", "reached", "says"),
     [
         ({0: 0.47, 2: 0.56}, [ledger_line()], True, "Reached: held-out success 0.470 -> 0.560, +0.090"),
-        ({0: 0.47, 1: 0.58, 2: 0.54}, [ledger_line()], False, "NOT reached: held-out success 0.470 -> 0.540"),
+        ({0: 0.47, 1: 0.58, 2: 0.53}, [ledger_line()], False, "NOT reached: held-out success 0.470 -> 0.530"),
         ({0: 0.47, 2: 0.58}, [ledger_line(trained=7)], False, "does not add up"),
         ({0: 0.47, 2: 0.58}, [], False, "does not add up"),
         ({0: 0.47, 1: 0.58}, [ledger_line()], False, "not both there"),
