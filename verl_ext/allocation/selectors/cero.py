@@ -22,13 +22,13 @@ from .base import Selector, SelectorSettings
 
 # E[p (1 - p)] under the uniform prior: the scale of q.
 _Q0 = 1 / 6
+# State, each a private attribute. A number a prompt: discounted counts, theta, its rate L = eta q, rollouts issued in the
+# open round.
 _ARRAYS = {
-    "successes": np.float64,
-    "failures": np.float64,
-    "theta": np.float64,
-    "rate": np.float64,
-    "executed": np.int32,
-}
+    "successes": np.float64, "failures": np.float64, "theta": np.float64, "rate": np.float64, "executed": np.int32,
+}  # fmt: skip
+# Of the run: sizes, B, rollouts issued, rounds closed, those of them without an offer, mu. Of the open round: whether
+# there is one, rollouts it may issue and has issued, prompts offered by rank, place in the queue.
 _NUMBERS = {
     "prompts": int, "group_size": int, "budget": int, "spent": int, "rounds_done": int, "empty_rounds": int,
     "price": float, "open": bool, "share": int, "round_spent": int, "offered": int, "cursor": int,
@@ -115,27 +115,6 @@ class Cero(Selector):
     """
 
     Settings = CeroSettings
-
-    # A number a prompt: discounted counts, theta, its rate L = eta q, rollouts issued in the open round.
-    _successes: np.ndarray
-    _failures: np.ndarray
-    _theta: np.ndarray
-    _rate: np.ndarray
-    _executed: np.ndarray
-    # Of the run: sizes, B, rollouts issued, rounds closed, those of them without an offer, mu.
-    _prompts: int
-    _group_size: int
-    _budget: int
-    _spent: int
-    _rounds_done: int
-    _empty_rounds: int
-    _price: float
-    # Of the open round: rollouts it may issue and has issued, prompts offered by rank, place in the queue.
-    _open: bool
-    _share: int
-    _round_spent: int
-    _offered: int
-    _cursor: int
 
     def __init__(self, settings: CeroSettings) -> None:
         super().__init__(settings)
