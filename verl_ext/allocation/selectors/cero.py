@@ -22,8 +22,8 @@ from .base import Selector, SelectorSettings
 
 # E[p (1 - p)] under the uniform prior: the scale of q.
 _Q0 = 1 / 6
-# State, each a private attribute. A number a prompt: discounted counts, theta, its rate L = eta q, rollouts issued in the
-# open round.
+# State, each a private attribute. A number a prompt: discounted counts, theta, its rate L = eta q, rollouts issued in
+# the open round.
 _ARRAYS = {
     "successes": np.float64, "failures": np.float64, "theta": np.float64, "rate": np.float64, "executed": np.int32,
 }  # fmt: skip
