@@ -17,7 +17,7 @@ from verl_ext.rewards.math_verify import compute_score
 from verl_ext.rewards.pool import close_pools
 
 LIMIT_S = 300.0
-"""Seconds after which the rest is not tried; 17,000 integers take one."""
+"""Seconds after which the rest is not tried; 17,000 integers take some seconds."""
 LISTED = 100
 """Truths that are named; the count has all."""
 _SETTINGS = {"deadline_s": 2.0, "workers": 2}
