@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from verl_ext.allocation import SettingError
+from verl_ext.typed_settings import refused
 
 STEP = 256
 """Rollouts a step of every recipe of the table, so that all make as many updates of the same rollouts."""
@@ -84,7 +84,7 @@ def find_recipe(text: str) -> Recipe:
     """
     name, *changes = text.split("+")
     if name not in RECIPES:
-        raise SettingError(
+        raise refused(
             "recipes", text, "one of " + ", ".join(RECIPES) + "; changed by +allocator.probe=6, +groups=64 ..."
         )
     recipe = replace(RECIPES[name], name=text)
@@ -93,7 +93,7 @@ def find_recipe(text: str) -> Recipe:
         part, _, setting = path.partition(".")
         plain = ("groups", "group_size", "rollouts", "max_rounds")
         if not found or (part not in ("allocator", "selector", "downsampler") if setting else part not in plain):
-            raise SettingError("recipes", text, "+allocator.<setting>=, +selector.<setting>=, +downsampler.<setting>=, "
+            raise refused("recipes", text, "+allocator.<setting>=, +selector.<setting>=, +downsampler.<setting>=, "
                                "or + one of " + ", ".join(f"{p}=" for p in plain))  # fmt: skip
         parsed = yaml.safe_load(value)
         if not setting:

@@ -1,4 +1,4 @@
-"""One run of the laboratory: `collect` and the rules, as in training, around a real policy and real gradients."""
+"""One run of the laboratory: `Allocation` and its rules, as in training, around a real policy and real gradients."""
 
 from __future__ import annotations
 
@@ -8,26 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.allocation import (
-    Collected,
-    Ledger,
-    PromptPool,
-    SettingError,
-    Stop,
-    check_composition,
-    collect,
-    make_allocator,
-    make_downsampler,
-    make_selector,
-    normalised_over,
-    rng_for,
-)
+from verl_ext.allocation import Allocation, AllocationSettings, Collected, Stop, normalised_over
 from verl_ext.allocation.registry import selectors
 from verl_ext.lab.engine import Engine
 from verl_ext.lab.policies import base_policy, success_rates
 from verl_ext.lab.recipes import STEP, Recipe
 from verl_ext.lab.tasks import make_task
 from verl_ext.lab.update import Trainer, UpdateSettings, rows_of
+from verl_ext.typed_settings import refused
 
 
 @dataclass(frozen=True)
@@ -55,7 +43,7 @@ class LabSettings:
         for name in ("rollouts", "train_size", "held_out", "eval_every"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise SettingError(f"lab.{name}", value, "an integer of 1 or more")
+                raise refused(f"lab.{name}", value, "an integer of 1 or more")
 
 
 class Watch:
@@ -98,8 +86,8 @@ class Watch:
         }
 
 
-def make_rules(recipe: Recipe, steps: int, seed: int) -> tuple[Any, Any, Any]:
-    """Selector, allocator and down-sampler of a recipe.
+def allocation_settings(recipe: Recipe, steps: int, seed: int) -> AllocationSettings:
+    """A recipe as training's `allocation` would have it.
 
     Raises:
         SettingError: a setting that cannot be, by name.
@@ -107,13 +95,14 @@ def make_rules(recipe: Recipe, steps: int, seed: int) -> tuple[Any, Any, Any]:
     selector = {k: steps if v == "steps" else v for k, v in recipe.selector.items()}
     if any(f.name == "seed" for f in fields(selectors.settings_type(selector["name"]))):
         selector.setdefault("seed", seed)
-    rules = (
-        make_selector(**selector),
-        make_allocator(**{"group_size": recipe.group_size, **recipe.allocator}),
-        make_downsampler(**recipe.downsampler),
+    return AllocationSettings(
+        selector=selector,
+        allocator={"group_size": recipe.group_size, **recipe.allocator},
+        downsampler=recipe.downsampler,
+        stop=Stop(recipe.groups, recipe.rollouts),
+        max_rounds=recipe.max_rounds,
+        seed=seed,
     )
-    check_composition(*rules)
-    return rules
 
 
 def run(recipe: Recipe, settings: LabSettings, policy_seed: int, seed: int) -> dict[str, Any]:
@@ -126,13 +115,15 @@ def run(recipe: Recipe, settings: LabSettings, policy_seed: int, seed: int) -> d
     """
     start = time.perf_counter()
     task = make_task(settings.task, settings.train_size, settings.held_out, settings.hopeless)
-    selector, allocator, downsampler = make_rules(recipe, max(1, settings.rollouts // STEP), seed)
+    steps = max(1, settings.rollouts // STEP)
+    allocation = Allocation.from_settings(
+        allocation_settings(recipe, steps, seed), [str(row) for row in range(len(task.prompts))]
+    )
     policy = base_policy(task, policy_seed).to(settings.device)
     engine = Engine(policy, task.prompts, task.score, task.max_tokens, seed)
     trainer = Trainer(policy, settings.update, task.prompts, task.max_tokens)
-    pool = PromptPool([str(row) for row in range(len(task.prompts))], seed=seed)
-    ledger, stop = Ledger(), Stop(recipe.groups, recipe.rollouts)
-    over = normalised_over(allocator, downsampler)
+    ledger = allocation.ledger
+    over = normalised_over(allocation.allocator, allocation.downsampler)
     watch = Watch(task.levels)
     curve, curve_tokens, curve_steps, curve_by_level = [], [], [], []
     step = rounds = idle = 0
@@ -150,10 +141,7 @@ def run(recipe: Recipe, settings: LabSettings, policy_seed: int, seed: int) -> d
     while ledger.issued < settings.rollouts and idle < 3:
         step += 1
         before = ledger.issued
-        collected = collect(
-            step=step, allocator=allocator, selector=selector, pool=pool, downsampler=downsampler, backend=engine,
-            ledger=ledger, stop=stop, max_rounds=recipe.max_rounds, rng=rng_for(seed, "collect", step),
-        )  # fmt: skip
+        collected = allocation.collect(step, engine)
         rounds += collected.rounds
         idle = idle + 1 if ledger.issued == before else 0
         watch.see(step, collected)

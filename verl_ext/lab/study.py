@@ -13,13 +13,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from verl_ext.allocation import SettingError
-from verl_ext.allocation.settings import build
 from verl_ext.files import write_whole
 from verl_ext.lab import summary
 from verl_ext.lab.recipes import Recipe, find_recipe
-from verl_ext.lab.run import LabSettings, make_rules, run
+from verl_ext.lab.run import LabSettings, allocation_settings, run
 from verl_ext.lab.update import UpdateSettings
+from verl_ext.typed_settings import build, refused
 
 _OWN = ("recipes", "seeds", "policies", "output", "workers", "baseline")
 
@@ -52,7 +51,7 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     try:
         return json.loads(path.read_text())["runs"]
     except (ValueError, KeyError, TypeError):
-        raise SettingError("output", str(path), "a path, or an earlier output of verl_ext.lab") from None
+        raise refused("output", str(path), "a path, or an earlier output of verl_ext.lab") from None
 
 
 def _work(recipe: Recipe, settings: LabSettings, policy: int, seed: int) -> dict[str, Any]:
@@ -72,10 +71,10 @@ def study(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     settings = lab_settings(config)
     recipes = [find_recipe(str(text)) for text in config["recipes"]]
     for recipe in recipes:
-        make_rules(recipe, 1, 0)
+        allocation_settings(recipe, 1, 0).rules  # noqa: B018  (a setting that cannot be is refused now)
     path = Path(str(config["output"]))
     if path.suffix != ".json":
-        raise SettingError("output", config["output"], "a path that ends in .json")
+        raise refused("output", config["output"], "a path that ends in .json")
     path.parent.mkdir(parents=True, exist_ok=True)
     runs = read_runs(path)
     done = {one["key"] for one in runs}

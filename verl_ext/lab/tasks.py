@@ -16,11 +16,11 @@ from random import Random
 
 import numpy as np
 
-from verl_ext.allocation import SettingError
 from verl_ext.lab.decoder import DecoderSettings
 from verl_ext.tiny.chain_sums import difficulty, draw_pretraining_pair, draw_prompts, prompt_text
 from verl_ext.tiny.settings import MIXES, PolicySettings
 from verl_ext.tiny.tokens import END_ID
+from verl_ext.typed_settings import refused
 
 Tokens = tuple[int, ...]
 
@@ -160,10 +160,10 @@ def make_task(name: str, train_size: int = 1024, held_out_size: int = 256, hopel
         SettingError: an unknown task, or a share that is none.
     """
     if name not in TASKS:
-        raise SettingError("task", name, "one of " + ", ".join(TASKS))
+        raise refused("task", name, "one of " + ", ".join(TASKS))
     share = (0.2 if name == "impossible" else 0.0) if hopeless is None else hopeless
     if not 0 <= share < 1:
-        raise SettingError("hopeless", share, "null or a number in [0, 1)")
+        raise refused("hopeless", share, "null or a number in [0, 1)")
     make = _sums if name in ("balanced", "sparse", "impossible", "graded") else _digits
     family, train, held_out, max_tokens = make(name, train_size, held_out_size)
     answers: list[Tokens | None] = [tuple(answer.encode()) for _, answer, _ in train]

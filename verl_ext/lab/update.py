@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from verl_ext.allocation import Collected, GroupStatistics, SettingError, reward_statistics
+from verl_ext.allocation import Collected, GroupStatistics, reward_statistics
 from verl_ext.lab.decoder import Decoder, Forest
 from verl_ext.lab.engine import Trajectory
+from verl_ext.typed_settings import refused
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,11 @@ class UpdateSettings:
         ):
             value = getattr(self, name)
             if not value > low:
-                raise SettingError(f"lab.update.{name}", value, f"a number above {low}")
+                raise refused(f"lab.update.{name}", value, f"a number above {low}")
         for name in ("mini_batches", "ppo_epochs"):
             value = getattr(self, name)
             if value < 1:
-                raise SettingError(f"lab.update.{name}", value, "an integer of 1 or more")
+                raise refused(f"lab.update.{name}", value, "an integer of 1 or more")
 
 
 @dataclass(slots=True)

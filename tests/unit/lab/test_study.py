@@ -16,7 +16,7 @@ from verl_ext.allocation import SettingError
 from verl_ext.lab import policies, summary
 from verl_ext.lab.decoder import DecoderSettings
 from verl_ext.lab.recipes import RECIPES, find_recipe
-from verl_ext.lab.run import LabSettings, make_rules, run
+from verl_ext.lab.run import LabSettings, allocation_settings, run
 from verl_ext.lab.study import study
 from verl_ext.lab.tasks import FAMILIES, TASKS, Task, make_task
 
@@ -100,7 +100,7 @@ def test_a_uniform_run_covers_every_prompt_of_an_epoch():
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_of_the_table_is_made_and_runs(name):
     recipe = RECIPES[name]
-    make_rules(recipe, 64, 0)
+    assert allocation_settings(recipe, 64, 0).rules
     settings = LabSettings(rollouts=1, train_size=600, held_out=6, eval_every=1000)
     made = run(recipe, settings, 1, 0)
     assert made["steps"] == 1 and made["rollouts"] <= (recipe.rollouts or 6 * recipe.groups * recipe.group_size)
@@ -144,11 +144,11 @@ def test_a_study_keeps_what_is_done_and_runs_what_is_missing(tmp_path, capsys, m
         ({"task": "sums"}, "task='sums'; accepted: one of balanced, sparse"),
         ({"recipes": ["gropo"]}, "recipes='gropo'; accepted: one of grpo"),
         ({"recipes": ["sara+probe=6"]}, "accepted: +allocator.<setting>="),
-        ({"recipes": ["sara+allocator.prob=6"]}, "allocator.prob=6; accepted: this rule has the settings"),
+        ({"recipes": ["sara+allocator.prob=6"]}, "allocator.prob=6; accepted: the settings"),
         ({"rollouts": 0}, "lab.rollouts=0; accepted: an integer of 1 or more"),
         ({"hopeless": 1.0}, "hopeless=1.0; accepted: null or a number in"),
         ({"update": {"lr": -1.0}}, "lab.update.lr=-1.0; accepted: a number above 0"),
-        ({"update": {"clip": 1.0}}, "lab.update.clip=1.0; accepted: this rule has the settings"),
+        ({"update": {"clip": 1.0}}, "lab.update.clip=1.0; accepted: the settings"),
         ({"output": "lab.csv"}, "output='lab.csv'; accepted: a path that ends in .json"),
     ],
 )
