@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from verl_ext.runs import metrics_file as tracker
+from verl_ext.runs import checkpoints as tracker
 
 
 def test_verl_asks_whether_to_save_and_to_validate_after_the_step():

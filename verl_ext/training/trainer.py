@@ -26,7 +26,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
 from verl_ext.allocation.statistics import normalised_over
-from verl_ext.runs import metrics_file as tracker
+from verl_ext.runs import checkpoints
 from verl_ext.runs.folder import RunFolder
 from verl_ext.training.batch import spread_padding
 from verl_ext.training.collector import Collector, NoUpdate
@@ -123,7 +123,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         if self.config.trainer.val_only:
             self.run_folder.keep_all()
             return super().fit(agent_loop_manager)
-        tracker.point_at(self.run_folder.path, self.global_steps)
+        checkpoints.point_at(self.run_folder.path, self.global_steps)
         self.run_folder.keep_until(self.global_steps)
         if self.collector.allocation.finished:  # resumed after its end
             self.total_training_steps = self.global_steps
@@ -291,20 +291,37 @@ class PPOTrainerAllocated(PPOTrainerSync):
     # ------------------------------------------------ state
 
     def _save_checkpoint(self) -> None:
-        """The rules' state is saved beside the weights, whole before verl's tracker file makes the folder count."""
-        # verl ends its save by writing the tracker file that makes the folder count: ours must be whole before.
-        folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+        """The rules' state is saved beside the weights, and older weights stay until verl's tracker names the new ones.
+
+        verl's own save removes the last ones before its tracker, which it writes last, names the new step; a kill
+        between the two would leave nothing to resume from.
+        """
+        root, trainer = self.run_folder.path, self.config.trainer
+        folder = os.path.join(root, f"global_step_{self.global_steps}")
+        names = {role: f"max_{role}_ckpt_to_keep" for role in checkpoints.ROLES}
+        once = {name: trainer.get(name) for name in (*names.values(), "remove_previous_ckpt_in_save")}
+        keep = {role: 1 if once["remove_previous_ckpt_in_save"] else once[name] for role, name in names.items()}
         try:
+            checkpoints.make_room(folder, keep_whole=not any(keep.values()))
             self.collector.save(os.path.join(folder, "allocation"))
-            super()._save_checkpoint()
+            with open_dict(trainer):
+                trainer.remove_previous_ckpt_in_save = False
+                trainer.update({names[role]: most + 1 if most else most for role, most in keep.items()})
+            try:
+                super()._save_checkpoint()
+            finally:
+                with open_dict(trainer):
+                    trainer.update(once)
+            checkpoints.commit(root, self.global_steps, remove=any(keep.values()))
         except Exception as error:
-            raise tracker.SaveError(tracker.why_not_saved(folder, error)) from error
-        tracker.drop_trajectories(self.run_folder.path)
+            raise checkpoints.SaveError(checkpoints.why_not_saved(folder, error)) from error
+        checkpoints.remove_old(root, self.global_steps, keep)
+        checkpoints.drop_trajectories(root)
 
     def _load_checkpoint(self) -> None:
         """The rules' state is restored beside the weights."""
         if self.config.trainer.resume_mode == "auto":
-            tracker.mend(self.run_folder.path)
+            checkpoints.mend(self.run_folder.path)
         super()._load_checkpoint()
         if self.global_steps == 0:
             return

@@ -8,109 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import transfer_queue as tq
-from tensordict import TensorDict
-from verl.trainer.ppo.v1 import trainer_base
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from tests.unit.training.in_process import SMALL, Manager, Queue, Rewards, Worker
-from verl_ext.checks.allocation import check_config
-from verl_ext.testing.fake_run import FakePrompts, fake_config
-from verl_ext.training import trainer as trainer_module
-from verl_ext.training.trainer import AllocatedReplayBuffer, PPOTrainerAllocated
+from tests.unit.training.conftest import PROMPTS, train
 
-PROMPTS = 24  # three steps an epoch
 # One group of which fewer rows are left than there are mini-batches.
 NOT_ENOUGH = ("allocation.stop.groups=1", "allocation/downsampler=random", "allocation.downsampler.keep=2",
               "actor_rollout_ref.actor.ppo_mini_batch_size=1")  # fmt: skip
-
-
-class Actor:
-    """The policy's workers: they count updates and note what they were told."""
-
-    def __init__(self, ranks: int) -> None:
-        self._dispatch_info = {"actor": list(range(ranks))}
-        self.updates: list[dict] = []
-        self.loaded: list[str] = []
-        """Folders that weights were read from."""
-
-    def update_actor(self, batch):
-        self.updates.append({"keys": list(batch.keys), **batch.extra_info})
-        norms = [1.0] * (batch.extra_info["num_mini_batch"] * batch.extra_info["epochs"])
-        return {"metrics": {"grad_norm": norms, "mfu": 0.1, "lr": [1e-3] * len(norms)}}
-
-    def save_checkpoint(self, *_, **__):
-        pass
-
-    def load_checkpoint(self, local_path, **_):
-        self.loaded.append(local_path)
-
-
-class Trainer(PPOTrainerAllocated):
-    """Without a policy: what verl does with it is left out, from the old log-probs to the validation's answers."""
-
-    def _compute_old_log_prob(self, batch, metrics):
-        data = tq.kv_batch_get(batch.keys, batch.partition_id, ["rollout_log_probs"])
-        fields = TensorDict({"old_log_probs": data["rollout_log_probs"]}, batch_size=len(batch))
-        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
-
-    def _validate(self):
-        self.validated.append(self.global_steps)
-        return {"val-core/sums/acc/mean@8": 0.5}
-
-
-@pytest.fixture
-def queue(monkeypatch, tmp_path):
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
-    return Queue(monkeypatch)
-
-
-@pytest.fixture
-def made(queue, monkeypatch, tmp_path):
-    """A trainer at the state in the folder, with what it logged and saved; call it again for a resumed one."""
-    monkeypatch.setattr(trainer_base, "create_rl_dataset", lambda *_, is_train, **__: FakePrompts(PROMPTS))
-    monkeypatch.setattr(PPOTrainerSync, "_compute_metrics", lambda self, batch, metrics, *_, **__: None)
-    stop = SimpleNamespace(asked=False, trainer_asks=lambda: None)
-    monkeypatch.setattr(trainer_module, "StopRequest", lambda: stop)
-
-    def make(*overrides, ranks=1):
-        config = fake_config([
-            "recipe=cpu/sara", *SMALL, "trainer.val_before_train=False", "trainer.test_freq=-1",
-            "data.dataloader_num_workers=0", f"trainer.default_local_dir={tmp_path / 'run'}",
-            f"trainer.n_gpus_per_node={ranks}", "trainer.logger=[]", *overrides,
-        ])  # fmt: skip
-        trainer = object.__new__(Trainer)
-        trainer.config, trainer.trainer_mode, trainer.parameter_sync_step = config, "sync", 1
-        trainer.settings, trainer.budget = check_config(config)
-        trainer.run_folder = trainer_module.RunFolder(config.trainer.default_local_dir, config)
-        trainer.use_critic = trainer.use_reference_policy = trainer.stopped = False
-        trainer.replay_buffer = object.__new__(AllocatedReplayBuffer)
-        trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[Rewards()])
-        trainer.checkpoint_manager = SimpleNamespace(update_weights=lambda _: None, sleep_replicas=lambda: None)
-        trainer.checkpoint_callback = trainer_base.build_checkpoint_callback(config)
-        trainer.tokenizer, trainer.processor = SimpleNamespace(eos_token_id=0), None
-        trainer.actor_rollout_wg = Actor(ranks)
-        trainer.validated, trainer.logged, trainer.saved = [], [], []
-        logged = SimpleNamespace(log=lambda data, step: trainer.logged.append((step, dict(data))))
-        monkeypatch.setattr(trainer_base, "Tracking", lambda **_: logged)
-        trainer._init_dump_executor()
-        trainer._init_dataloader()
-        trainer._load_checkpoint()
-        trainer.manager = Manager(Worker(config, reward_workers=[Rewards()]))
-        save = trainer._save_checkpoint
-        trainer._save_checkpoint = lambda: trainer.saved.append(trainer.global_steps) or save()
-        return trainer
-
-    return make
-
-
-def train(trainer):
-    trainer.fit(trainer.manager)
-    return trainer
 
 
 def steps_of(trainer):
