@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -69,6 +70,13 @@ def inside(folder: str | os.PathLike[str], name: object) -> Path:
     if path.is_symlink():
         raise UnsafePathError(f"{path} is a link; a file is expected")
     return path
+
+
+def next_path(pattern: str | os.PathLike[str]) -> Path:
+    """The first path that is not there, `{}` in the pattern's name standing for 1, 2, ..."""
+    pattern = Path(pattern)
+    paths = (pattern.with_name(pattern.name.format(number)) for number in itertools.count(1))
+    return next(path for path in paths if not os.path.lexists(path))
 
 
 def append_opener(path: str, flags: int) -> int:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_ext.checks import Checks, Finding, Problems, State
@@ -22,13 +25,18 @@ from verl_ext.files import restrict_umask
 from verl_ext.launch.cleanup import run_guard
 from verl_ext.launch.join_cluster import ClusterError
 from verl_ext.launch.node_watch import NodeLostError, watched_nodes
+from verl_ext.runs.line_file import NotWrittenError
+from verl_ext.runs.own_folder import note_command, own_folder
 from verl_ext.tiny.store import default_cache, ensure_tiny
 from verl_ext.training.settings import TrainingSettings
 from verl_ext.training.stopping import ask_trainer_to_stop
 
 
-def run(config: DictConfig) -> None:
+def run(config: DictConfig, command: Sequence[str] = ()) -> None:
     """Check the configuration and the machine, choose the platform, and hand over to verl's `run_ppo`.
+
+    Args:
+        command: the arguments that the configuration was composed from.
 
     Raises:
         Problems: all that the checks found; `python -m verl_ext.check` makes the same ones.
@@ -51,9 +59,24 @@ def run(config: DictConfig) -> None:
             activate_cpu_platform(config)
         check_with_verl(config, checks, settings, inputs)
         checks.stop_if_short()
+        if settings is not None:
+            _choose_folder(config, command)
         _run_verl(config, settings)
     if settings is not None:
         _show_report(config.trainer.default_local_dir)
+
+
+def _choose_folder(config: DictConfig, command: Sequence[str]) -> None:
+    """A folder of its own for a run that would overwrite another's records."""
+    trainer = config.trainer
+    named = trainer.default_local_dir
+    if trainer.val_only or "://" in named:
+        return
+    folder = own_folder(named, command, trainer.resume_mode, trainer.resume_from_path)
+    if folder != Path(named):
+        print(f"{named} holds another run: the folder of this one is {folder}", flush=True)
+        trainer.default_local_dir = str(folder)
+    note_command(folder, command)
 
 
 def _make_tiny(mix: str) -> None:
@@ -123,8 +146,8 @@ def main(config: DictConfig) -> None:
     """Compose the configuration from the command line and run."""
     restrict_umask()
     try:
-        run(config)
-    except (Problems, CpuPlatformError, ClusterError) as error:
+        run(config, HydraConfig.get().overrides.task)
+    except (Problems, CpuPlatformError, ClusterError, NotWrittenError) as error:
         sys.exit(f"verl_ext: {error}")
     except NodeLostError as error:
         print(f"verl_ext: {error}", file=sys.stderr, flush=True)

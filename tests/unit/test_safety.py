@@ -42,11 +42,11 @@ def umask():
 def test_a_runs_folder_respects_the_umask_and_is_never_writable_by_everybody(
     tmp_path, umask, monkeypatch, given, file, folder
 ):
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "set")
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     umask(given)
     restrict_umask()
     run = RunFolder(str(tmp_path / "run"), OmegaConf.create({"a": 1}))
-    run.keep_until(0)
+    run.begin(0)
     run.add_ledger_line({"step": 1})
     assert mode(tmp_path / "run") == folder
     files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
@@ -143,7 +143,7 @@ def test_a_waiting_rollouts_file_is_taken_from_its_folder_only(tmp_path):
 
 
 def test_links_in_a_runs_folder_are_not_written_through(tmp_path, monkeypatch):
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "set")
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     outside = tmp_path / "outside"
     outside.write_text("mine\n")
     folder = tmp_path / "run"
@@ -151,10 +151,10 @@ def test_links_in_a_runs_folder_are_not_written_through(tmp_path, monkeypatch):
     for name in ("config.yaml", "run.json", ".config.yaml.tmp", f".config.yaml.{os.getpid()}.tmp", "ledger.jsonl"):
         (folder / name).symlink_to(outside)
     run = RunFolder(str(folder), OmegaConf.create({"a": 1}))
-    assert not (folder / "config.yaml").is_symlink()
     with pytest.raises(OSError):
         run.add_ledger_line({"step": 1})
-    run.keep_until(0)
+    run.begin(0)
+    assert not (folder / "config.yaml").is_symlink()
     run.add_ledger_line({"step": 1})
     assert outside.read_text() == "mine\n" and (folder / "ledger.jsonl").read_text() == '{"step": 1}\n'
 
@@ -264,7 +264,7 @@ def test_overrides_are_masked():
 def test_nothing_of_a_credential_is_in_a_runs_folder_or_in_the_report(tmp_path, monkeypatch):
     from verl_ext.compare import build
 
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "set")
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     folders = []
     for number in (0, 1):
         overrides = (f"+ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY={SECRET}{number}",)
@@ -272,7 +272,7 @@ def test_nothing_of_a_credential_is_in_a_runs_folder_or_in_the_report(tmp_path, 
         config = {"trainer": {"experiment_name": f"rule{number}", "total_training_steps": 1},
                   "ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": {"WANDB_API_KEY": f"{SECRET}{number}"}}}},
                   "data": {"train_batch_size": 1, "reader": {"password": f"{SECRET}{number}"}}}  # fmt: skip
-        RunFolder(str(run.folder), OmegaConf.create(config))
+        RunFolder(str(run.folder), OmegaConf.create(config)).begin(0)
         write_note(run.folder, run.note())
         metrics = {"step": 1, "data": {"allocation/rollouts": 8, "val-core/x/acc/mean@8": 0.5}}
         (run.folder / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")

@@ -12,6 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl_ext.checks.allocation import check_config, warnings_of
 from verl_ext.checks.numbers import number_problems
 from verl_ext.checks.versions import check_versions, version_warnings
+from verl_ext.runs.checkpoints import TRACKER
+from verl_ext.runs.own_folder import COMMAND
+from verl_ext.runs.records import ABOUT, CONFIG, LEDGER, METRICS
 from verl_ext.training.settings import TrainingSettings
 
 from .data import Rows, check_data, check_storage, files_of
@@ -20,6 +23,8 @@ from .model import check_attention, check_lengths, check_model
 from .wandb_login import check_wandb
 
 DATA = ("data.train_files", "data.val_files")
+FILES = (CONFIG, ABOUT, LEDGER, METRICS, COMMAND, TRACKER)
+"""Files of a run's folder."""
 
 _SECTIONS = (
     *(f"actor_rollout_ref.{part}" for part in ("actor.optim", "model", "rollout.agent", "rollout.val_kwargs")),
@@ -146,6 +151,11 @@ def _folders(config: DictConfig) -> Seen:
             problems.append(f"{setting}={path!r}: a folder's path is accepted")
         elif "://" not in path and (fault := _not_writable(path)):
             problems.append(f"{setting}={path}: {fault}")
+        else:
+            files = FILES if setting == "trainer.default_local_dir" else ()
+            folders = [name for name in files if Path(os.path.expanduser(path), name).is_dir()]
+            said = "in it is a folder; a file is expected: move it away"
+            problems += [f"{setting}={path}: {name} {said}" for name in folders]
     if trainer.resume_mode == "resume_path":
         path = trainer.resume_from_path
         if not isinstance(path, str) or "global_step_" not in path or not os.path.isdir(path):

@@ -97,8 +97,10 @@ def plan(
 def state_of(folder: Path) -> State:
     """From the folder: done if its last step was logged (or its process ended well), else cut off, or missing.
 
+    A run whose records are damaged is cut off: when it goes on, it puts aside what cannot be read.
+
     Raises:
-        CompareError: a file in it cannot be read.
+        CompareError: the comparison's note is damaged.
     """
     if not folder.is_dir():
         return State.MISSING
@@ -108,8 +110,8 @@ def state_of(folder: Path) -> State:
         return State.CUT_OFF if any(folder.glob("global_step_*")) else State.MISSING
     try:
         run = read_run(folder)
-    except RunError as error:
-        raise CompareError(str(error)) from error
+    except RunError:
+        return State.CUT_OFF
     return State.DONE if run.ended else State.CUT_OFF
 
 

@@ -24,6 +24,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from verl_ext.allocation.groups import Group, Outcome, Request
+from verl_ext.files import next_path
+from verl_ext.runs.line_file import not_written
 
 SCHEMA = pa.schema(
     [
@@ -50,8 +52,8 @@ class RecordError(ValueError):
 class OutcomeRecorder:
     """Writes the outcomes of each step as it ends, whole or not at all.
 
-    Files of the first step recorded and of later ones are removed when it begins: they are of a run that was cut off
-    after the step that this one resumes from, or of another that was recorded here before.
+    Files of the first step recorded and of later ones are moved to a folder `earlier-N` when it begins: they are of a
+    run that was cut off after the step that this one resumes from, or of another that was recorded here before.
 
     Args:
         path: the folder; made if missing.
@@ -74,15 +76,21 @@ class OutcomeRecorder:
         """The backend, its outcomes recorded as those of ``step``."""
         if not self._begun:
             self.path.mkdir(parents=True, exist_ok=True)
-            for number, file in _files(self.path):
-                if number >= step:
-                    file.unlink()
+            if others := [file for number, file in _files(self.path) if number >= step]:
+                earlier = next_path(self.path / "earlier-{}")
+                earlier.mkdir()
+                for file in others:
+                    os.replace(file, earlier / file.name)
             self._begun = True
         self._step, self._rows = step, []
         return RecordingBackend(backend, self._rows)
 
     def end_step(self) -> None:
-        """Write the step's file."""
+        """Write the step's file.
+
+        Raises:
+            NotWrittenError: the disk is full, or the path is a folder.
+        """
         if self._step is None:
             raise RuntimeError("OutcomeRecorder.end_step without a step: around(backend, step) comes first")
         rows, rounds, outcomes = ([found[i] for found in self._rows] for i in range(3))
@@ -107,8 +115,12 @@ class OutcomeRecorder:
         )
         final = self.path / f"step-{self._step:06d}.parquet"
         partial = final.with_name(f".{final.name}.{os.getpid()}")
-        pq.write_table(table, partial)
-        os.replace(partial, final)
+        try:
+            pq.write_table(table, partial)
+            os.replace(partial, final)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise not_written(final, error) from error
         self._step, self._rows = None, []
 
 

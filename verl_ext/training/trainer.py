@@ -28,6 +28,7 @@ from verl.utils.py_functional import rename_dict
 from verl_ext.allocation.statistics import normalised_over
 from verl_ext.runs import checkpoints
 from verl_ext.runs.folder import RunFolder
+from verl_ext.runs.line_file import NotWrittenError
 from verl_ext.training.batch import spread_padding
 from verl_ext.training.collector import Collector, NoUpdate
 from verl_ext.training.group_advantage import group_advantages
@@ -118,17 +119,31 @@ class PPOTrainerAllocated(PPOTrainerSync):
 
     def fit(self, agent_loop_manager: Any) -> None:
         """The rules are given the rollout workers, and the run's files are cut back to the step it is resumed from; a
-        run that only validates leaves them as they are."""
+        run that only validates leaves them as they are.
+
+        Raises:
+            NotWrittenError: a record cannot be written; says where, and where a resume begins.
+        """
         self.collector.connect(agent_loop_manager)
-        if self.config.trainer.val_only:
-            self.run_folder.keep_all()
-            return super().fit(agent_loop_manager)
+        try:
+            self._begin()
+            super().fit(agent_loop_manager)
+        except NotWrittenError as error:
+            begins = checkpoints.where_a_resume_begins(self.run_folder.path)
+            raise NotWrittenError(f"{error}. {begins}") from error
+
+    def _begin(self) -> None:
+        trainer = self.config.trainer
+        if trainer.val_only:
+            # verl trains on after a validation that it was not told to make.
+            with open_dict(trainer):
+                trainer.val_before_train = True
+            return self.run_folder.visit()
         checkpoints.point_at(self.run_folder.path, self.global_steps)
-        self.run_folder.keep_until(self.global_steps)
+        self.run_folder.begin(self.global_steps)
         if self.collector.allocation.finished:  # resumed after its end
             self.total_training_steps = self.global_steps
             self.run_folder.end(self.global_steps)
-        super().fit(agent_loop_manager)
 
     def on_validate_begin(self) -> None:
         """verl's file logger empties metrics.jsonl when it opens it: what a resumed run had logged is given back."""

@@ -24,7 +24,6 @@ from verl_ext.runs.checkpoints import (
     why_not_saved,
 )
 
-
 WEIGHTS = [f"actor/{kind}_world_size_2_rank_{rank}.pt" for kind in ("model", "optim", "extra_state") for rank in (0, 1)]
 
 

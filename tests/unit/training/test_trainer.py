@@ -108,11 +108,13 @@ def test_steps_never_fall_also_with_a_validation_before_and_after_a_resume(made)
 
 
 @pytest.mark.parametrize("mode", ["disable", "auto"])
-def test_a_validation_of_a_runs_folder_leaves_the_run_as_it_was(made, tmp_path, mode):
+@pytest.mark.parametrize("before_train", ["True", "False"])
+def test_a_validation_of_a_runs_folder_leaves_the_run_as_it_was(made, tmp_path, mode, before_train):
+    """Also where verl would train on, since it was not told to validate first."""
     train(made("trainer.total_training_steps=2", "trainer.save_freq=1"))
     names = ("config.yaml", "run.json", "ledger.jsonl", "latest_checkpointed_iteration.txt")
     before = [(tmp_path / "run" / name).read_bytes() for name in names]
-    only = ("trainer.val_only=True", "trainer.val_before_train=True", f"trainer.resume_mode={mode}")
+    only = ("trainer.val_only=True", f"trainer.val_before_train={before_train}", f"trainer.resume_mode={mode}")
     trainer = train(made("trainer.total_training_steps=9", *only))
     assert trainer.validated == [0 if mode == "disable" else 2] and trainer.actor_rollout_wg.updates == []
     assert [(tmp_path / "run" / name).read_bytes() for name in names] == before
