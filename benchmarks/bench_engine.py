@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+import psutil
+
 from benchmarks.result_files import write_result
 
 RESULTS = Path(__file__).parent / "results" / "fake_engine.json"
@@ -33,8 +35,11 @@ PARTS = {
     "worker": "ray::FakeEngineWorker",
     "storage": "ray::SimpleStorageUnit",
     "controller": "ray::TransferQueueController",
+    "gcs": "gcs_server",
 }
 """Processes by what Ray calls them; storage and controller are TransferQueue's."""
+REST = "rest"
+"""All other processes of the run: raylet, Ray's agents, workers without work."""
 MOST_GROWTH = 0.05
 LEAST_STEPS, MOST_S = 6, 600
 """A slow machine makes fewer steps, which is said."""
@@ -45,8 +50,6 @@ def run_steps(rollouts: int, steps: int, out: Path, most_s: float = float("inf")
 
     Ends after ``most_s`` seconds of steps, but not before it has made a few.
     """
-    import psutil
-
     from verl_ext.testing.fake_run import fake_config, fake_run
 
     config = fake_config(
@@ -64,17 +67,20 @@ def run_steps(rollouts: int, steps: int, out: Path, most_s: float = float("inf")
         from verl_ext.training.collector import NoUpdate
 
         collector.backend.manager.set_model(FakeEngineSettings())  # answers once the workers are there
-        titles = set()
+        titles, rest = set(), []
         processes: dict[str, list[psutil.Process]] = {part: [] for part in PARTS}
         for process in own.children(recursive=True):
             title = " ".join(process.cmdline()[:1])
             titles.add(title)
             for part, name in PARTS.items():
-                if title.startswith(name):
+                if title.startswith(name) or os.path.basename(title) == name:
                     processes[part].append(process)
+                    break
+            else:
+                rest.append(process)
         missing = [name for part, name in PARTS.items() if not processes[part]]
         assert not missing, f"no process is called {missing} among {sorted(t for t in titles if t.startswith('ray::'))}"
-        processes["driver"] = [own]
+        processes |= {"driver": [own], REST: rest}
         began = time.perf_counter()
         for step in range(1, steps + 1):
             cpu = {part: _cpu(found) for part, found in processes.items()}
@@ -87,7 +93,7 @@ def run_steps(rollouts: int, steps: int, out: Path, most_s: float = float("inf")
                 tq.kv_clear(keys=meta.keys, partition_id=meta.partition_id)
             line = {"wall_s": time.perf_counter() - start}
             line |= {f"{part}_cpu_s": _cpu(found) - cpu[part] for part, found in processes.items()}
-            line |= {f"{part}_bytes": sum(p.memory_full_info().uss for p in found) for part, found in processes.items()}
+            line |= {f"{part}_bytes": sum(map(_bytes, found)) for part, found in processes.items()}
             names = ("step_rollouts", "rounds", "groups", "effective_share", "driver_s", "round_gap_s")
             line |= {name: metrics[f"allocation/{name}"] for name in names if f"allocation/{name}" in metrics}
             line["left_in_queue"] = len((tq.kv_list("train") or {}).get("train", {}))
@@ -99,8 +105,16 @@ def run_steps(rollouts: int, steps: int, out: Path, most_s: float = float("inf")
 
 
 def _cpu(processes) -> float:
-    times = [process.cpu_times() for process in processes]
+    times = [process.cpu_times() for process in processes if process.is_running()]
     return sum(t.user + t.system for t in times)
+
+
+def _bytes(process) -> int:
+    """What a process has to itself; nothing once it has ended."""
+    try:
+        return process.memory_full_info().uss
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def trend(lines: list[dict], part: str) -> dict[str, float]:
@@ -132,12 +146,12 @@ def summarise(lines: list[dict]) -> dict:
     def a_rollout(name: str) -> float:
         return median(line[name] / line["step_rollouts"] for line in counted) * 1e6
 
-    parts = ("driver", *PARTS)
+    parts = ("driver", *(part for part in (*PARTS, REST) if f"{part}_bytes" in lines[0]))
     half = len(counted) // 2
     return {
         "us_a_rollout": {
             "driver_cpu": a_rollout("driver_cpu_s"), "driver_outside_generate": a_rollout("driver_s"),
-            "wall": a_rollout("wall_s"), **{f"{part}_cpu": a_rollout(f"{part}_cpu_s") for part in PARTS},
+            "wall": a_rollout("wall_s"), **{f"{part}_cpu": a_rollout(f"{part}_cpu_s") for part in parts[1:]},
         },
         "driver_cpu_us_by_half": [
             median(line["driver_cpu_s"] / line["step_rollouts"] for line in part) * 1e6

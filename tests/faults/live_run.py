@@ -157,17 +157,27 @@ def tracker(run_folder: Path) -> str:
     return (run_folder / "latest_checkpointed_iteration.txt").read_text()
 
 
+def kind_of(command: list[str]) -> str:
+    """Ray's and vLLM's own title, the program, or what a Python runs: its module or its script."""
+    title = " ".join(command)
+    if title.startswith(("ray::", "VLLM::")):
+        return title.split(".")[0].split()[0]
+    if "verl_ext.main_ppo" in title:
+        return "main_ppo"
+    program = os.path.basename(command[0])
+    if not program.startswith("python"):
+        return program
+    rest = [word for word in command[1:] if not word.startswith("-")]
+    return os.path.basename(rest[0]) if rest else program
+
+
 def memory_by_name(processes: list[psutil.Process]) -> dict[str, int]:
-    """Bytes that processes have to themselves (USS), by the first word of their titles."""
+    """Bytes that processes have to themselves (USS), by what they are; none is left out."""
     memory: dict[str, int] = {}
     for process in processes:
         try:
-            title = " ".join(process.cmdline()) or process.name()
-            name = title.split(".")[0].split()[0] if title.startswith(("ray::", "VLLM::")) else ""
-            if "verl_ext.main_ppo" in title:
-                name = "main_ppo"
-            if name and "IDLE" not in name:
-                memory[name] = memory.get(name, 0) + process.memory_full_info().uss
+            name = kind_of(process.cmdline() or [process.name()])
+            memory[name] = memory.get(name, 0) + process.memory_full_info().uss
         except psutil.Error:
             continue
     return memory

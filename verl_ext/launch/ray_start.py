@@ -8,6 +8,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.launch.join_cluster import job_variables, join_cluster
 
+MOST_TASKS = "RAY_task_events_max_num_task_in_gcs"
+"""Tasks whose events Ray's gcs_server keeps, for `ray list tasks` alone: about 3 KiB each, 100,000 by default. It is
+read where the head is started."""
+
+
+def bound_task_events() -> None:
+    """Keep the memory of a gcs_server that this process starts from growing with every rollout; the user's own value
+    comes first."""
+    os.environ.setdefault(MOST_TASKS, "1000")
+
 
 def start_ray(config: DictConfig) -> None:
     """The first half of verl 0.9.1's `run_ppo`, which then finds Ray started.
@@ -23,7 +33,8 @@ def start_ray(config: DictConfig) -> None:
 
     if ray.is_initialized():
         return
-    join_cluster(config)
+    if join_cluster(config) is None:
+        bound_task_events()
     rollout, reward_model = config.actor_rollout_ref.rollout, config.reward.reward_model
     if rollout.full_determinism or (reward_model.enable and reward_model.rollout.full_determinism):
         os.environ.update(VERL_FULL_DETERMINISM="1", VLLM_BATCH_INVARIANT="1", PYTHONHASHSEED=str(rollout.seed))

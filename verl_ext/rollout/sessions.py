@@ -55,9 +55,9 @@ class SessionReply:
     error: str = ""
     """Why it failed; or why it could not be scored: the reward's word for it (see UNSCORED), or no_score."""
     started_at: float = 0.0
-    """Wall clock at which the worker began its share of the round."""
+    """When the worker began its share of the round, by its monotonic clock: comparable with `scored_at` alone."""
     scored_at: float = 0.0
-    """Wall clock at which the session was scored and stored."""
+    """When the session was scored and stored, by the same clock."""
 
 
 @dataclass(slots=True)

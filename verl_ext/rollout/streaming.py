@@ -81,7 +81,7 @@ class StreamingSessions:
         self._complete = []
 
     async def _run_to_the_end(self, run: GroupRun, global_steps: int, deadline_s: float) -> None:
-        started_at = time.time()
+        started_at = time.monotonic()
         uid = run.group.uid
         try:
             replies = await self._run_group(run.group, self._sampling_params(), global_steps, deadline_s, run=run)

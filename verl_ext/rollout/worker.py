@@ -38,6 +38,7 @@ from verl_ext.rollout.round_errors import RoundError, storage_problem
 from verl_ext.rollout.sessions import PROGRESS, UNSCORED, GroupRequest, GroupRun, Progress, SessionReply, scored_reply
 from verl_ext.rollout.streaming import GroupStream, StreamingSessions
 from verl_ext.rollout.trajectories import reward_batch, row_fields
+from verl_ext.rollout.validation import ValidationSessions
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
@@ -64,7 +65,7 @@ class _InlineExecutor:
         return future
 
 
-class AllocatedAgentLoopWorker(StreamingSessions, _VerlWorker):
+class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, _VerlWorker):
     """verl's agent-loop worker with rounds beside its own generate_sequences (which validation goes on using)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -94,7 +95,7 @@ class AllocatedAgentLoopWorker(StreamingSessions, _VerlWorker):
             global_steps: the training step; the policy's version is global_steps - 1.
             deadline_s: sessions still running after this many seconds are cancelled and reported as failed.
         """
-        started_at = time.time()
+        started_at = time.monotonic()
         sampling_params = self._sampling_params()
         runs = (self._run_group(group, sampling_params, global_steps, deadline_s) for group in groups)
         replies = await asyncio.gather(*runs)
@@ -112,24 +113,6 @@ class AllocatedAgentLoopWorker(StreamingSessions, _VerlWorker):
             "repetition_penalty": 1.0,
             "logprobs": rollout.calculate_log_probs,
         }
-
-    async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
-        """A prompt of validation, which verl submits and waits for: verl's keys and marks, scored and put by group."""
-        if not trajectory["validate"]:
-            return await super()._run_prompt(prompt, sampling_params, trajectory, trace)
-        uid, global_steps = prompt["uid"], prompt["global_steps"]
-        n = prompt.pop("__rollout_n__", self.config.actor_rollout_ref.rollout.val_kwargs.n)
-        await tq.async_kv_put(key=uid, partition_id="val", tag={"status": "running"})
-        status = "failure"
-        try:
-            group = GroupRequest(uid, 0, int(n), prompt)
-            deadline_s = self.config.allocation.val_deadline_s
-            replies = await self._run_group(group, sampling_params, global_steps, deadline_s, partition="val")
-            if not any(reply.failed for reply in replies):
-                status = "finished"
-        except Exception:
-            logger.exception("validation of prompt %s failed", uid)
-        await tq.async_kv_put(key=uid, partition_id="val", tag={"status": status})
 
     async def _run_group(
         self,
@@ -201,7 +184,7 @@ class AllocatedAgentLoopWorker(StreamingSessions, _VerlWorker):
                 await tq.async_kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id=partition)
             except Exception as error:
                 raise RoundError(storage_problem(group.uid, len(keys), error)) from error
-        now = time.time()
+        now = time.monotonic()
         for reply in replies.values():
             reply.scored_at = now
         return [replies[session] for session in sorted(replies)]
@@ -352,9 +335,7 @@ class AllocatedAgentLoopManager(AgentLoopManagerTQ):
         # Generating and scoring have deadline_s each; the last answer's reward may begin just before the end.
         return 2 * deadline_s + self.config.allocation.reward_deadline_s + 60.0
 
-    def generate_round(
-        self, groups: list[GroupRequest], global_steps: int, deadline_s: float
-    ) -> list[SessionReply]:
+    def generate_round(self, groups: list[GroupRequest], global_steps: int, deadline_s: float) -> list[SessionReply]:
         """One synchronous round: a share of the groups to each worker, all replies back.
 
         Raises:

@@ -47,6 +47,9 @@ def _start_ray(tries: int = 10) -> None:
     """Ray 2.60 gives its node half a minute to start, whatever the machine has to do besides."""
     import ray
 
+    from verl_ext.launch.ray_start import bound_task_events
+
+    bound_task_events()
     for left in reversed(range(tries)):
         try:
             ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, ignore_reinit_error=False)

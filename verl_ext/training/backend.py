@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,14 +38,14 @@ class TransferQueueBackend:
         self.deadline_s = deadline_s
         self.global_steps = 0
         self.round_gaps: list[float] = []
-        """Seconds from the last rollout of a round scored to the workers' start on the next, in this step; streaming,
-        of each group."""
+        """Seconds between two rounds of this step in which no worker works on them; streaming, of each group: from the
+        arrival of the outcomes to that of the next ones, less the longest work of a worker. Each of the two is measured
+        by one clock of one host."""
         self.tally = StepTally()
         """What the rewards of the step said."""
-        self._last_scored_at = 0.0
+        self._arrived_at: dict[str, float] = {}
         self._rows: dict[tuple[str, int], list[Row]] = {}
         self._prompt: dict[str, int] = {}
-        self._scored_at: dict[str, float] = {}
         self._failed_in_a_row = 0
         self._streaming = False
 
@@ -53,17 +54,21 @@ class TransferQueueBackend:
         self.global_steps = global_steps
         self.round_gaps = []
         self.tally = StepTally()
-        self._last_scored_at = 0.0
-        self._scored_at, self._failed_in_a_row = {}, 0
+        self._arrived_at, self._failed_in_a_row = {}, 0
         self._streaming = False
 
     def generate(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run one round; every session asked for comes back, as an outcome or as a failure."""
         replies = self.manager.generate_round(self._outgoing(requests), self.global_steps, self.deadline_s)
-        if self._last_scored_at:
-            self.round_gaps.append(min(reply.started_at for reply in replies) - self._last_scored_at)
-        self._last_scored_at = max(reply.scored_at for reply in replies)
+        self._note_gap("round", replies)
         return self._outcomes(replies)
+
+    def _note_gap(self, name: str, replies: Sequence[SessionReply]) -> None:
+        now = time.monotonic()
+        if name in self._arrived_at:
+            work = max(0.0, *(reply.scored_at - reply.started_at for reply in replies))
+            self.round_gaps.append(now - self._arrived_at[name] - work)
+        self._arrived_at[name] = now
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Begin these sessions."""
@@ -82,9 +87,7 @@ class TransferQueueBackend:
         """
         replies = self.manager.stream.next()
         uid = replies[0].uid
-        if uid in self._scored_at:
-            self.round_gaps.append(replies[0].started_at - self._scored_at[uid])
-        self._scored_at[uid] = max(reply.scored_at for reply in replies)
+        self._note_gap(uid, replies)
         self._failed_in_a_row = self._failed_in_a_row + 1 if all(reply.failed for reply in replies) else 0
         if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
             raise RoundError(

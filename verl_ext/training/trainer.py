@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections import Counter
 from typing import Any
 
@@ -26,6 +27,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
 from verl_ext.allocation.statistics import normalised_over
+from verl_ext.rollout.validation import look_at
 from verl_ext.runs import checkpoints
 from verl_ext.runs.folder import RunFolder
 from verl_ext.runs.line_file import NotWrittenError
@@ -41,6 +43,7 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 
 SKIPPED = "skipped_update"
+_LOOK_EVERY_S = 5.0
 
 
 def _is_skipped(batch: KVBatchMeta) -> bool:
@@ -52,12 +55,22 @@ class AllocatedReplayBuffer(ReplayBuffer):
     """verl's replay buffer for validation; a training sample runs the rounds of one step."""
 
     collector: Collector | None = None
+    _looked_at = 0.0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """A training sample runs the rounds of one step; validation's is verl's own."""
         if partition_id != "train":
-            return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+            sampled = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+            look_at(self.collector.backend.manager.agent_loop_workers)
+            return sampled
         return self.collector.sample(global_steps)
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        """verl's look at what has come back, and ours at whether the rest can: a worker or a server may have died."""
+        super()._sync_metadata_from_transfer_queue()
+        if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
+            look_at(self.collector.backend.manager.agent_loop_workers)
+            self._looked_at = time.monotonic()
 
 
 @register_trainer(MODE)

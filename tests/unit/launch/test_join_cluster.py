@@ -2,6 +2,7 @@
 """What a configuration becomes where the run joins a Ray cluster; what a cluster lacks; when a node counts as lost."""
 
 import json
+import os
 
 import pytest
 from omegaconf import OmegaConf
@@ -77,6 +78,26 @@ def test_variables_of_the_job_win(no_cluster):
     assert given.trainer.default_local_dir == "/shared/run"
     ours = calls[0]["runtime_env"]["env_vars"]
     assert not set(ours) & set(mine) and ours["VERL_PLATFORM"] == "cpu" and "NCCL_DEBUG" in ours
+
+
+@pytest.mark.parametrize("address, mine, seen", [(None, None, "1000"), (None, "7", "7"), ("10.0.0.1:6379", None, None)])
+def test_what_ray_notes_of_tasks_is_bounded_where_ray_is_started_here(no_cluster, address, mine, seen):
+    import ray
+
+    from verl_ext.launch.ray_start import MOST_TASKS, start_ray
+
+    no_cluster.setenv(MOST_TASKS, mine or "x")
+    if mine is None:
+        no_cluster.delenv(MOST_TASKS)
+    if address:
+        no_cluster.setenv("RAY_ADDRESS", address)
+    noted = []
+    no_cluster.setattr(ray, "init", lambda **given: noted.append(os.environ.get(MOST_TASKS)))
+    start_ray(OmegaConf.merge(config("/shared/run"), {
+        "actor_rollout_ref": {"rollout": {"full_determinism": False}}, "trainer": {"logger": ["console"]},
+        "reward": {"reward_model": {"enable": False}},
+    }))  # fmt: skip
+    assert noted == [seen]
 
 
 def test_a_relative_folder_in_a_working_dir_is_refused(no_cluster):

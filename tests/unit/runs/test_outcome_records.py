@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl_ext.allocation import Allocation, AllocationSettings, Stop
+from verl_ext.runs.line_file import NotWrittenError
 from verl_ext.runs.outcome_records import OutcomeRecorder, RecordError, read_record
 from verl_ext.simulate import summary
 from verl_ext.simulation.backend import SimulatedBackend
@@ -82,6 +83,21 @@ def test_a_resumed_run_replaces_the_steps_it_repeats(tmp_path):
     again = Recorded(tmp_path)
     again.step(4)
     assert sorted(set(read_record(tmp_path)["step"].to_pylist())) == [1, 2, 3, 4]
+    assert sorted(set(read_record(tmp_path / "earlier-1")["step"].to_pylist())) == [4, 5], "nothing recorded is lost"
+
+
+def test_a_full_disk_is_named_and_leaves_no_part_of_a_file(tmp_path, monkeypatch):
+    run = Recorded(tmp_path)
+    run.step(1)
+
+    def full(table, path):
+        path.write_bytes(b"PAR1")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(NotWrittenError, match="step-000002.parquet could not be written: .*No space left on device"):
+        run.step(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001.parquet"]
 
 
 @pytest.mark.bad_input
