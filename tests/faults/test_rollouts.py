@@ -29,7 +29,7 @@ def tidy():
 
 def stops(collector, message, kind=None) -> tuple[str, float]:
     """The step stops with this error and the ledger adds up; returns the message and the seconds."""
-    from verl_ext.rollout.round_errors import RoundError
+    from verl_ext.allocation import RoundError
 
     began = time.monotonic()
     with pytest.raises(kind or RoundError, match=message) as caught:
@@ -71,14 +71,14 @@ def test_one_prompt_that_never_ends(stack, engines, fault):
 @pytest.mark.row("no session comes back")
 def test_no_session_comes_back(stack, engines, fault):
     collector = stack.collector(*SARA, manager=engines, fail_share=1.0)
-    message, seconds = stops(collector, "none of the .* sessions of .* groups came back: the first said .*fails")
+    message, seconds = stops(collector, "none of the rollouts of 16 prompts in a row came back; the last .*fails")
     fault.saw(f"RoundError after {seconds:.1f} s: {message[:100]}", collector.allocation.ledger.step_record(1))
 
 
 @pytest.mark.row("the engine never answers")
 def test_the_engine_never_answers(stack, engines, fault):
     collector = stack.collector(*SARA, "allocation.deadline_s=3", manager=engines, hang_share=1.0)
-    message, seconds = stops(collector, "none of the .* the first said session 0 of .* did not end within 3 s")
+    message, seconds = stops(collector, "none of the rollouts of 16 prompts.* session .* did not end within 3 s")
     assert seconds < 60
     record = collector.allocation.ledger.step_record(1)
     fault.saw(f"RoundError after {seconds:.1f} s with deadline_s=3: {message[:100]}", record)

@@ -145,10 +145,10 @@ def test_dead_data_ends(stack, fake):
 
 @pytest.mark.ray
 def test_no_session_at_all_coming_back_ends_the_step(stack):
-    from verl_ext.rollout.round_errors import RoundError
+    from verl_ext.allocation import RoundError
 
     collector = collector_with(stack, fail_share=1.0)
-    with pytest.raises(RoundError, match="none of the sessions of 16 groups in a row.*a session that fails"):
+    with pytest.raises(RoundError, match="none of the rollouts of 16 prompts in a row.*a session that fails"):
         collector.sample(1)
     collector.allocation.ledger.check()
 
@@ -208,7 +208,7 @@ def test_a_worker_that_dies_is_a_clear_error_and_the_ledger_adds_up(stack):
     """The last test: the cluster has a worker less after it."""
     import ray
 
-    from verl_ext.rollout.round_errors import RoundError
+    from verl_ext.allocation import RoundError
 
     collector = collector_with(stack, mean_tokens=100.0, seconds_per_token=0.02)
     threading.Timer(1.0, lambda: ray.kill(collector.backend.manager.agent_loop_workers[0])).start()

@@ -17,6 +17,7 @@ from ..typed_settings import build
 from .compose import AllocationSettings, Stop, check_rounds
 from .conclude import Collected, conclude
 from .context import StepContext
+from .failures import Failures
 from .ledger import Ledger
 from .pool import PromptPool
 from .rounds import Backend, whole_rounds
@@ -24,7 +25,7 @@ from .settings import require
 from .state import check_keys, rng_for
 from .streaming import StreamingBackend, stream
 
-PARTS = ("pool", "selector", "allocator", "ledger")
+PARTS = ("pool", "selector", "allocator", "ledger", "failures")
 """What has a state."""
 
 
@@ -36,6 +37,7 @@ class Allocation:
         selector, allocator, downsampler: the rules, as the registry makes them.
         stop: when a step is full, and when the run has enough.
         rounds: ``barrier``, or ``streaming``, in which ``max_rounds`` bounds the requests of one group.
+        give_up_after: times in a row that all of a prompt's rollouts failed after which it leaves the pool.
         seed: of ties and of the down-sampler.
 
     Raises:
@@ -52,11 +54,13 @@ class Allocation:
         *,
         rounds: str = "barrier",
         max_rounds: int = 8,
+        give_up_after: int | None = 3,
         seed: int = 0,
     ) -> None:
         self.pool, self.selector, self.allocator, self.downsampler = pool, selector, allocator, downsampler
         self.stop, self.rounds, self.max_rounds, self.seed = stop, rounds, max_rounds, seed
         self.ledger = Ledger()
+        self.failures = Failures(pool.keys, give_up_after)
         self._idle = False  # the last step asked for nothing and trained on nothing
         require(stop.groups is not None, "stop.groups", None, "an integer of 1 or more")
         least, budget = allocator.group_size, stop.budget(allocator.group_size)
@@ -89,7 +93,8 @@ class Allocation:
         pool = prompts if isinstance(prompts, PromptPool) else PromptPool(prompts, seed=seed)
         return cls(
             pool, *settings.rules.fresh(), settings.stop,
-            rounds=settings.rounds, max_rounds=settings.max_rounds, seed=seed, **more,
+            rounds=settings.rounds, max_rounds=settings.max_rounds, give_up_after=settings.give_up_after, seed=seed,
+            **more,
         )  # fmt: skip
 
     def collect(
@@ -115,7 +120,7 @@ class Allocation:
             min_group_rows: a group of which fewer scored rollouts are kept is not trained on (fate filtered).
 
         Raises:
-            RoundError: a round does not fit together.
+            RoundError: a round does not fit together, or prompt after prompt fails that never did before.
             Exception: whatever the backend raises. In every case the ledger adds up: what was in flight is failed,
                 what had come back is aborted.
         """
@@ -146,6 +151,7 @@ class Allocation:
         ctx = StepContext(
             step, self.selector, self.ledger, groups, self.stop.budget(size), self.max_rounds,
             rng_for(self.seed, "collect", step), self.pool, version, self.rounds == "streaming",
+            self.failures,
         )  # fmt: skip
         self.pool.begin_step()
         ctx.round = 1

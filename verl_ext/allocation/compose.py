@@ -82,6 +82,10 @@ class AllocationSettings:
     max_rounds: int = 8
     """Rounds a step may take (streaming: requests of one prompt); every rule ends within them, short if need be."""
 
+    give_up_after: int | None = 3
+    """Times in a row that none of a prompt's rollouts came back, each time in another epoch, after which the prompt
+    leaves the pool; null: never. A group without a single rollout is given up for its step."""
+
     seed: int = 0
     """Seed of all of the rules' randomness; with the data seed it makes a run's decisions repeatable."""
 
@@ -91,8 +95,12 @@ class AllocationSettings:
     def _checks(self) -> list[tuple[bool, str, Any, str]]:
         return [
             (self.max_rounds >= 1, "allocation.max_rounds", self.max_rounds, "an integer of 1 or more"),
+            (
+                self.give_up_after is None or self.give_up_after >= 1,
+                "allocation.give_up_after", self.give_up_after, "null or an integer of 1 or more",
+            ),
             (self.seed >= 0, "allocation.seed", self.seed, "an integer of 0 or more"),
-        ]
+        ]  # fmt: skip
 
     @cached_property
     def rules(self) -> Rules:

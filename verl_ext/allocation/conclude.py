@@ -89,6 +89,10 @@ def conclude(run: Allocation, ctx: StepContext, rounds: int, min_group_rows: int
     """
     batch, waiting = run.allocator.finish(ctx), run.allocator.waiting(ctx)
     _check_batch(ctx, batch, waiting)
+    batch = [group for group in batch if not group.given_up]
+    for group in ctx.groups:
+        if group.given_up:
+            group.verdict = run.failures.give_up(group, ctx.step)
     _observe(run, ctx, waiting)
     found = _choose(run, ctx, batch, min_group_rows)
     _settle(run, ctx, found, batch, waiting)
@@ -216,6 +220,8 @@ def _metrics(run: Allocation, ctx: StepContext, found: Sorted, waiting: int, rou
         "groups": float(len(trained)),
         "groups_started": float(len(fresh)),
         "groups_waiting": float(waiting),
+        "groups_given_up": float(sum(group.given_up for group in ctx.groups)),
+        "prompts_given_up": float(run.failures.out),
         "effective_share": sum(group.mixed for group in fresh) / len(fresh) if fresh else 0.0,
         "short_by": float(ctx.target_groups - len(trained)),
         "rounds": float(rounds),

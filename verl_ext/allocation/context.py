@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .failures import Failures
 from .groups import Group, Outcome, Request, RoundError
 from .ledger import Ledger
 from .pool import PromptPool
@@ -27,6 +28,7 @@ class StepContext:
         pool: PromptPool | None = None,
         policy_version: int = 0,
         streaming: bool = False,
+        failures: Failures | None = None,
     ) -> None:
         self.step = step
         self.policy_version = policy_version
@@ -53,6 +55,7 @@ class StepContext:
         self._selector = selector
         self._ledger = ledger
         self._pool = pool
+        self._failures = failures
         self._by_uid: dict[str, Group] = {}
         self._prompts: set[int] = set()
         self._fresh = 0
@@ -156,8 +159,11 @@ class StepContext:
     def record(self, outcomes: Sequence[Outcome]) -> None:
         """Enter outcomes into their groups and the ledger; whole rounds or parts, in any order.
 
+        A group all of whose rollouts failed is given up for the step: its verdict is DEFER from here on.
+
         Raises:
-            RoundError: a session of no group of this step, never asked for, or told twice.
+            RoundError: a session of no group of this step, never asked for, or told twice; or prompt after prompt
+                fails.
         """
         by_uid = self._by_uid
         done = 0
@@ -170,6 +176,10 @@ class StepContext:
                 done += 1
         finally:
             self._ledger.returned(outcomes if done == len(outcomes) else outcomes[:done])
+        if self._failures is not None:
+            for uid in dict.fromkeys(outcome.group for outcome in outcomes):
+                if not by_uid[uid].pending:
+                    self._failures.see(by_uid[uid])
 
     def _add(self, group: Group) -> None:
         if group.prompt in self._prompts or group.uid in self._by_uid:

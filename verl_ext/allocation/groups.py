@@ -49,7 +49,8 @@ class Fate(str, Enum):
 
 
 class RoundError(RuntimeError):
-    """A round does not fit together: a session missing, told twice, never asked for, or beyond the budget."""
+    """A round that could not be completed: a session is missing, told twice, never asked for or beyond the budget; a
+    worker or the engine is gone."""
 
 
 @dataclass(slots=True)
@@ -85,6 +86,8 @@ class Outcome:
     """Training rows of the session."""
     aborted: bool = False
     """True where generation was cut off, its group no longer being wanted: no trajectory, but the tokens count."""
+    error: str = ""
+    """Why it failed, in the engine's words; for the log alone."""
 
     def __post_init__(self) -> None:
         correct, score = self.correct, self.score
@@ -204,6 +207,17 @@ class Group:
         """Difference between the highest and the lowest score; 0 without any."""
         scores = [outcome.score for outcome in self.outcomes if outcome.score is not None]
         return max(scores) - min(scores) if scores else 0.0
+
+    @property
+    def all_failed(self) -> bool:
+        """Nothing is pending, and none of its rollouts has a trajectory."""
+        done = self.outcomes and not self.trials and not self.pending
+        return bool(done) and all(outcome.failed for outcome in self.outcomes)
+
+    @property
+    def given_up(self) -> bool:
+        """All of two rollouts or more failed: no more are asked for in this step, whatever the allocator decides."""
+        return len(self.outcomes) >= 2 and self.all_failed
 
     @property
     def cut_off(self) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 import ray
 from verl.workers.rollout.llm_server import LLMServerClient
 
+from verl_ext.allocation import RoundError
 from verl_ext.rollout.engine_abort import abort_in_engine
-from verl_ext.rollout.round_errors import RoundError
 from verl_ext.rollout.sessions import PROGRESS
 
 

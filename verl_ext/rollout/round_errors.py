@@ -4,10 +4,6 @@
 from __future__ import annotations
 
 
-class RoundError(RuntimeError):
-    """A round of rollouts that could not be completed; says which workers and groups."""
-
-
 def storage_problem(uid: str, rows: int, error: Exception) -> str:
     """What to say where rows cannot be put into TransferQueue."""
     said = f"{rows} rows of group {uid} could not be put into TransferQueue: {error}"

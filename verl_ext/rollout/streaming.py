@@ -15,10 +15,10 @@ from typing import Any
 
 import ray
 
+from verl_ext.allocation import RoundError
 from verl_ext.rollout.engine_client import GroupLLMClient
 from verl_ext.rollout.outcomes import OutcomeError
 from verl_ext.rollout.reward_calls import RewardError
-from verl_ext.rollout.round_errors import RoundError
 from verl_ext.rollout.sessions import GroupRequest, GroupRun, SessionReply
 
 logger = logging.getLogger(__name__)

@@ -30,11 +30,12 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils.rollout_trace import rollout_trace_attr
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from verl_ext.allocation import RoundError
 from verl_ext.rollout.engine_client import GroupLLMClient
 from verl_ext.rollout.logs import show_own_logs
 from verl_ext.rollout.outcomes import OutcomeError, OutcomeRule, finite_or_none
 from verl_ext.rollout.reward_calls import RewardError, RewardWorkers, maker
-from verl_ext.rollout.round_errors import RoundError, storage_problem
+from verl_ext.rollout.round_errors import storage_problem
 from verl_ext.rollout.sessions import PROGRESS, UNSCORED, GroupRequest, GroupRun, Progress, SessionReply, scored_reply
 from verl_ext.rollout.streaming import GroupStream, StreamingSessions
 from verl_ext.rollout.trajectories import reward_batch, row_fields
@@ -340,7 +341,7 @@ class AllocatedAgentLoopManager(AgentLoopManagerTQ):
 
         Raises:
             RoundError: a worker or a server died, a worker did not answer within the deadlines of generating and
-                scoring and a minute more, TransferQueue is full, or no session at all of two groups or more came back.
+                scoring and a minute more, or TransferQueue is full.
             RewardError: the reward does not answer at all.
             OutcomeError: the reward's answer cannot be read as correct or wrong.
         """
@@ -373,9 +374,4 @@ class AllocatedAgentLoopManager(AgentLoopManagerTQ):
             raise
         except ray.exceptions.RayActorError as error:
             raise RoundError(f"a rollout worker died in a round of {len(groups)} groups: {error}") from error
-        if len(groups) > 1 and all(reply.failed for reply in replies):
-            raise RoundError(
-                f"none of the {len(replies)} sessions of a round of {len(groups)} groups came back: the first said "
-                f"{replies[0].error}"
-            )
         return replies

@@ -23,6 +23,7 @@ class SimulatedBackend:
         prompt_tokens: length of every prompt.
         unscorable: share of sessions whose answer cannot be scored.
         failing: share of sessions without a trajectory.
+        refusing: share of prompts none of whose sessions has one.
         shaping: the score is ``correct - shaping x length / max_tokens``.
 
     Raises:
@@ -41,13 +42,15 @@ class SimulatedBackend:
         prompt_tokens: int = 100,
         unscorable: float = 0.0,
         failing: float = 0.0,
+        refusing: float = 0.0,
         shaping: float = 0.0,
     ) -> None:
         rates = np.asarray(success_rates, np.float64)
         if rates.ndim != 1 or (rates < 0).any() or (rates > 1).any():
             raise ValueError("success_rates; accepted: one number in [0, 1], or NaN, a prompt")
-        if not (0 <= unscorable <= 1 and 0 <= failing <= 1):
-            raise ValueError(f"unscorable={unscorable}, failing={failing}; accepted: shares in [0, 1]")
+        shares = {"unscorable": unscorable, "failing": failing, "refusing": refusing}
+        if not all(0 <= share <= 1 for share in shares.values()):
+            raise ValueError(f"{shares}; accepted: shares in [0, 1]")
         self.success_rates = rates
         self.policy_version = 0
         """Version recorded in the outcomes."""
@@ -60,6 +63,9 @@ class SimulatedBackend:
         self._max_tokens = max_tokens
         self._prompt_tokens = prompt_tokens
         self._unscorable, self._failing, self._shaping = unscorable, failing, shaping
+        rows = np.arange(len(rates))
+        self.refused = self._uniform(rows, 0 * rows, 0 * rows, 4) < refusing
+        """By row: prompts none of whose rollouts comes back."""
 
     def generate(self, requests: Sequence[Request]) -> list[Outcome]:
         """One outcome for every session, in the order of the requests."""
@@ -72,7 +78,7 @@ class SimulatedBackend:
         rate = self.success_rates[row]
         correct = self._uniform(row, offered_at, session, 0) < rate
         lost = self._uniform(row, offered_at, session, 1)
-        failed = lost < self._failing
+        failed = (lost < self._failing) | self.refused[row]
         unscored = np.isnan(rate) | (lost >= 1 - self._unscorable)
         u, v = self._uniform(row, offered_at, session, 2), self._uniform(row, offered_at, session, 3)
         normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
@@ -86,7 +92,10 @@ class SimulatedBackend:
             unscored.tolist(), strict=True,
         ):  # fmt: skip
             if is_failed:
-                outcome = Outcome(uid, number, None, None, self._prompt_tokens, 0, True, False, self.policy_version)
+                outcome = Outcome(
+                    uid, number, None, None, self._prompt_tokens, 0, True, False, self.policy_version,
+                    error="the engine refuses it",
+                )  # fmt: skip
             else:
                 if is_unscored:
                     right = points = None

@@ -23,7 +23,7 @@ DATA: dict[str, tuple[float | None, dict[str, float], int]] = {
     "all solved": (1.0, {}, 16),
     "all hopeless": (0.0, {}, 16),
     "never scored": (float("nan"), {}, 16),
-    "every rollout fails": (None, {"failing": 1.0}, 16),
+    "a third of the prompts is refused": (None, {"refusing": 0.3}, 16),
     "fewer prompts than groups": (None, {}, 0),
 }
 

@@ -10,7 +10,6 @@ from typing import Any
 import transfer_queue as tq
 
 from verl_ext.allocation.groups import Group, Outcome, Request
-from verl_ext.rollout.round_errors import RoundError
 from verl_ext.rollout.sessions import GroupRequest, SessionReply
 from verl_ext.rollout.worker import AllocatedAgentLoopManager
 from verl_ext.training.all_zero import Sample, StepTally
@@ -20,9 +19,6 @@ from verl_ext.training.waiting_rows import Row, load_rows, save_rows
 logger = logging.getLogger(__name__)
 
 PARTITION = "train"
-
-MOST_FAILED_IN_A_ROW = 16
-"""Groups in a row without a session that came back, after which a streaming step is held to be broken."""
 
 
 class TransferQueueBackend:
@@ -46,7 +42,6 @@ class TransferQueueBackend:
         self._arrived_at: dict[str, float] = {}
         self._rows: dict[tuple[str, int], list[Row]] = {}
         self._prompt: dict[str, int] = {}
-        self._failed_in_a_row = 0
         self._streaming = False
 
     def begin_step(self, global_steps: int) -> None:
@@ -54,7 +49,7 @@ class TransferQueueBackend:
         self.global_steps = global_steps
         self.round_gaps = []
         self.tally = StepTally()
-        self._arrived_at, self._failed_in_a_row = {}, 0
+        self._arrived_at = {}
         self._streaming = False
 
     def generate(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -83,17 +78,11 @@ class TransferQueueBackend:
         """Wait for a group whose sessions are scored and stored, or have failed.
 
         Raises:
-            RoundError: what `GroupStream.next` raises, or no session at all of many groups came back.
+            RoundError: what `GroupStream.next` raises.
         """
         replies = self.manager.stream.next()
         uid = replies[0].uid
         self._note_gap(uid, replies)
-        self._failed_in_a_row = self._failed_in_a_row + 1 if all(reply.failed for reply in replies) else 0
-        if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
-            raise RoundError(
-                f"none of the sessions of {self._failed_in_a_row} groups in a row came back: the last said "
-                f"{replies[0].error}"
-            )
         return self._outcomes(replies)
 
     def abort(self, groups: Sequence[Group]) -> list[Outcome]:
@@ -126,6 +115,7 @@ class TransferQueueBackend:
                     policy_version=reply.min_version or 0,
                     rows=max(1, len(reply.rows)),
                     aborted=reply.aborted,
+                    error=reply.error if reply.failed else "",
                 )
             )
         return outcomes

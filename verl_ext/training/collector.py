@@ -146,6 +146,7 @@ class Collector:
             "allocation.seed": settings.seed,
             "allocation.rounds": settings.rounds,
             "allocation.max_rounds": settings.max_rounds,
+            "allocation.give_up_after": settings.give_up_after,
             "allocation.stop.groups": self.budget.prompts,
             "allocation.stop.rollouts": self.budget.rollouts,
         }

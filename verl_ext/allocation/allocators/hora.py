@@ -82,8 +82,11 @@ class Hora(Allocator):
             return [ctx.request(group, settings.pilot) for group in groups]
         if ctx.round > 2:
             return []
-        left = min(ctx.budget_left, len(ctx.groups) * (self.group_size - settings.pilot))
-        counts = np.array([(group.successes, group.trials) for group in ctx.groups]).reshape(-1, 2)
+        going = [group for group in ctx.groups if group.verdict is Verdict.CONTINUE]  # not given up
+        if not going:
+            return []
+        left = min(ctx.budget_left, len(going) * (self.group_size - settings.pilot))
+        counts = np.array([(group.successes, group.trials) for group in going]).reshape(-1, 2)
         more = hora_allocation(
             counts[:, 0], counts[:, 1], left, settings.most - settings.pilot, settings.alpha, settings.beta, ctx.rng
         )
@@ -92,7 +95,7 @@ class Hora(Allocator):
             "largest_group": float(settings.pilot + more.max()),
             "smallest_group": float(settings.pilot + more.min()),
         }
-        return [ctx.request(group, n) for group, n in zip(ctx.groups, more.tolist(), strict=True) if n]
+        return [ctx.request(group, n) for group, n in zip(going, more.tolist(), strict=True) if n]
 
     def finish(self, ctx) -> list[Group]:
         for group in ctx.groups:
