@@ -10,7 +10,7 @@ from typing import Any
 import ray
 import transfer_queue as tq
 
-from verl_ext.rollout.round_errors import RoundError
+from verl_ext.allocation import RoundError
 from verl_ext.rollout.sessions import GroupRequest
 
 logger = logging.getLogger(__name__)

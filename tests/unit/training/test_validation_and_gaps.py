@@ -11,7 +11,7 @@ import ray
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from tests.unit.training.in_process import Queue, Rewards, Worker, collector
-from verl_ext.rollout.round_errors import RoundError
+from verl_ext.allocation import RoundError
 from verl_ext.rollout.validation import look_at
 from verl_ext.testing.fake_engine import FakeEngineSettings
 from verl_ext.testing.fake_run import FakePrompts, fake_config
