@@ -13,7 +13,7 @@ from verl_ext.allocation.registry import selectors
 from verl_ext.lab.engine import Engine
 from verl_ext.lab.policies import base_policy, success_rates
 from verl_ext.lab.recipes import STEP, Recipe
-from verl_ext.lab.tasks import make_task
+from verl_ext.lab.tasks import TASKS, make_task
 from verl_ext.lab.update import Trainer, UpdateSettings, rows_of
 from verl_ext.typed_settings import refused
 
@@ -40,6 +40,10 @@ class LabSettings:
     """The update, by verl's names."""
 
     def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise SettingError("lab.task", self.task, "one of " + ", ".join(TASKS))
+        if self.hopeless is not None and not 0 <= self.hopeless < 1:
+            raise SettingError("lab.hopeless", self.hopeless, "null or a number in [0, 1)")
         for name in ("rollouts", "train_size", "held_out", "eval_every"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -82,7 +86,7 @@ class Watch:
             "offers_by_level": [int(self.offers[m].sum()) for m in by_level],
             "rollouts_by_level": [int(self.rollouts[m].sum()) for m in by_level],
             "effective_groups_by_level": self.effective.tolist(),
-            "offers_by_prompt": self.offers.tolist(),
+            "prompts_by_offers": np.bincount(self.offers).tolist(),
         }
 
 

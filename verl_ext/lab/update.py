@@ -41,7 +41,7 @@ class UpdateSettings:
     """Optimizer steps a training step: data.train_batch_size / actor.ppo_mini_batch_size."""
     ppo_epochs: int = 1
     """actor.ppo_epochs."""
-    lr: float = 1e-4
+    lr: float = 2e-4
     """actor.optim.lr."""
     lr_warmup_steps: int = 3
     """actor.optim.lr_warmup_steps, in training steps."""

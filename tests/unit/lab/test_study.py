@@ -85,7 +85,7 @@ def test_a_run_counts_what_it_did_and_repeats_itself(monkeypatch):
     assert first == again
     assert first["rollouts"] >= 192 and first["curve"][-1][0] == first["rollouts"]
     assert sum(first["fates"].values()) == first["rollouts"] == sum(first["rollouts_by_level"])
-    assert sum(first["offers_by_prompt"]) == first["offers"]
+    assert sum(i * n for i, n in enumerate(first["prompts_by_offers"])) == first["offers"]
     other = run(find_recipe("sara+groups=16+rollouts=64"), settings, 1, 2)
     assert other["curve"] != first["curve"]
 
@@ -93,7 +93,7 @@ def test_a_run_counts_what_it_did_and_repeats_itself(monkeypatch):
 def test_a_uniform_run_covers_every_prompt_of_an_epoch():
     settings = LabSettings(rollouts=320, train_size=40, held_out=12, eval_every=320)
     made = run(find_recipe("grpo+groups=8+rollouts=64"), settings, 1, 0)
-    assert made["distinct_share"] == 1.0 and made["offers_by_prompt"] == [1] * 40
+    assert made["distinct_share"] == 1.0 and made["prompts_by_offers"] == [0, 40]
     assert made["longest_unseen_steps"] <= 5 and made["optimizer_steps"] == 10
 
 
