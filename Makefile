@@ -6,7 +6,7 @@ ON_RAY := tests/cluster/test_compare_on_ray.py
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup setup-gpu demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards bench-grading report lint clean
+.PHONY: help setup setup-gpu demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards bench-grading report evidence bench-signal lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -85,6 +85,12 @@ bench-streaming: setup ## time a step and idle share of the engines, streaming a
 
 bench-published: setup ## published figures beside ours, simulated
 	$(PY) -m benchmarks.published --readme benchmarks/README.md
+
+evidence: setup ## docs/evidence.md: rules by what a policy learns (hours; goes on where it was cut off)
+	$(PY) -m benchmarks.evidence
+
+bench-signal: setup ## what a group's gradient is worth by its success rate, in the laboratory (5 minutes)
+	$(PY) -m benchmarks.bench_signal
 
 bench-data: setup ## seconds and memory of preparing DAPO-Math-17K, on a generated file of its shape
 	$(PY) -m benchmarks.bench_data

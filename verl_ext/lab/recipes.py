@@ -66,6 +66,7 @@ RECIPES = {
         _recipe("pods_16x32", groups=16, group_size=32, downsampler={"name": "max_variance", "keep": 8}, rollouts=None),
         _recipe("hora", allocator={"name": "hora", "pilot": 2}),
         _recipe("hora_64x4", allocator={"name": "hora", "pilot": 2, "most": 32}, groups=64, group_size=4),
+        _recipe("marginal_signal", allocator="marginal_signal", groups=96, group_size=4),
         _recipe("vip_64x4", allocator="vip", groups=64, group_size=4),
         _recipe("greso", selector="greso"),
         _recipe("greso_64x4", selector="greso", groups=64, group_size=4),
@@ -81,7 +82,7 @@ RECIPES = {
 
 
 def find_recipe(text: str) -> Recipe:
-    """A recipe of the table, with settings changed: ``sara``, ``sara+allocator.probe=6+groups=48``.
+    """A recipe of the table, with settings changed: ``sara``, ``sara+allocator.probe:6+groups:48``.
 
     Raises:
         SettingError: there is no such recipe or setting.
@@ -93,7 +94,7 @@ def find_recipe(text: str) -> Recipe:
         )
     recipe = replace(RECIPES[name], name=text)
     for change in changes:
-        path, found, value = change.partition("=")
+        path, found, value = change.replace("=", ":", 1).partition(":")
         part, _, setting = path.partition(".")
         plain = ("groups", "group_size", "rollouts", "max_rounds")
         if not found or (part not in ("allocator", "selector", "downsampler") if setting else part not in plain):

@@ -41,9 +41,9 @@ class LabSettings:
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
-            raise SettingError("lab.task", self.task, "one of " + ", ".join(TASKS))
+            raise refused("lab.task", self.task, "one of " + ", ".join(TASKS))
         if self.hopeless is not None and not 0 <= self.hopeless < 1:
-            raise SettingError("lab.hopeless", self.hopeless, "null or a number in [0, 1)")
+            raise refused("lab.hopeless", self.hopeless, "null or a number in [0, 1)")
         for name in ("rollouts", "train_size", "held_out", "eval_every"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -7,7 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
@@ -54,12 +54,57 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
         raise refused("output", str(path), "a path, or an earlier output of verl_ext.lab") from None
 
 
-def _work(recipe: Recipe, settings: LabSettings, policy: int, seed: int) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run, and the output it belongs to."""
+
+    path: Path
+    """Where it is kept."""
+    recipe: Recipe
+    """Rules and sizes."""
+    settings: LabSettings
+    """Task and update."""
+    policy: int
+    """Seed of the base policy."""
+    seed: int
+    """Seed of prompts' order, rollouts and rules."""
+
+    @property
+    def key(self) -> str:
+        """What the run is known by."""
+        return key_of(self.recipe, self.settings, self.policy, self.seed)
+
+
+def _work(job: Job) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
     logging.getLogger("verl_ext.allocation").setLevel(logging.ERROR)  # short steps are counted, not warned of
-    return {"key": key_of(recipe, settings, policy, seed), **run(recipe, settings, policy, seed)}
+    return {"key": job.key, **run(job.recipe, job.settings, job.policy, job.seed)}
+
+
+def run_missing(jobs: Sequence[Job], workers: int | None = None) -> None:
+    """Run what its output does not have, in parallel processes; every finished run is kept at once."""
+    outputs = {path: read_runs(path) for path in dict.fromkeys(job.path for job in jobs)}
+    done = {(path, one["key"]) for path, runs in outputs.items() for one in runs}
+    missing = [job for job in jobs if (job.path, job.key) not in done]
+    if not missing:
+        return
+    for path in outputs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    workers = min(len(missing), workers or os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(_work, job): job for job in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            job, one = futures[future], future.result()
+            outputs[job.path].append(one)
+            write_whole(job.path, (json.dumps({"runs": outputs[job.path]}) + "\n").encode())
+            print(
+                f"{number}/{len(missing)} {one['recipe']} {summary.task_name(one)} policy {one['policy']} "
+                f"seed {one['seed']}: held-out {one['curve'][0][1]:.3f} -> {summary.final(one):.3f}, "
+                f"{one['seconds']:.1f} s",
+                flush=True,
+            )
 
 
 def study(config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -75,24 +120,13 @@ def study(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     path = Path(str(config["output"]))
     if path.suffix != ".json":
         raise refused("output", config["output"], "a path that ends in .json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    runs = read_runs(path)
-    done = {one["key"] for one in runs}
-    wanted = [(recipe, settings, policy, seed)
-              for seed, policy, recipe in product(config["seeds"], config["policies"], recipes)]  # fmt: skip
-    missing = [job for job in wanted if key_of(*job) not in done]
-    workers = min(len(missing), config["workers"] or os.cpu_count() or 1)
-    if missing:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            for number, future in enumerate(as_completed([pool.submit(_work, *job) for job in missing]), 1):
-                one = future.result()
-                runs.append(one)
-                write_whole(path, (json.dumps({"runs": runs}) + "\n").encode())
-                print(f"{number}/{len(missing)} {one['recipe']} {summary.task_name(one)} policy {one['policy']} "
-                      f"seed {one['seed']}: held-out {one['curve'][0][1]:.3f} -> {summary.final(one):.3f}, "
-                      f"{one['seconds']:.1f} s", flush=True)  # fmt: skip
-    by_key = {one["key"]: one for one in runs}
-    chosen = [by_key[key_of(*job)] for job in sorted(wanted, key=lambda job: recipes.index(job[0]))]
+    wanted = [
+        Job(path, recipe, settings, policy, seed)
+        for seed, policy, recipe in product(config["seeds"], config["policies"], recipes)
+    ]
+    run_missing(wanted, config["workers"])
+    by_key = {one["key"]: one for one in read_runs(path)}
+    chosen = [by_key[job.key] for job in sorted(wanted, key=lambda job: recipes.index(job.recipe))]
     print(summary.table(summary.compare(chosen, config["baseline"])))
     print(summary.costs(chosen))
     summary.draw(chosen, path.with_suffix(".png"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from random import Random
 
 import numpy as np
@@ -149,6 +149,7 @@ FAMILIES = {
 TASKS = ("balanced", "sparse", "impossible", "skills", "long", "graded")
 
 
+@lru_cache(maxsize=8)
 def make_task(name: str, train_size: int = 1024, held_out_size: int = 256, hopeless: float | None = None) -> Task:
     """A task's prompts; always the same ones.
 

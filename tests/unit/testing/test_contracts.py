@@ -38,6 +38,8 @@ ALLOCATORS = [
     ("reinforce_ada", {"group_size": 8, "chunk": 3}),
     ("hora", {}),
     ("hora", {"group_size": 6, "pilot": 3, "most": 9}),
+    ("marginal_signal", {}),
+    ("marginal_signal", {"group_size": 6, "pilot": 3, "most": 9, "waves": 2, "room": 0.0, "depth": 0.0}),
     ("vip", {}),
     ("vip", {"least": 2, "forget": 1.0}),
     ("vip", {"estimator": "dr_grpo"}),

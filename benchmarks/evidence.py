@@ -1,0 +1,97 @@
+"""Rules judged by what a policy learns: runs what is missing of a plan in the laboratory, and writes docs/evidence.md.
+
+    python -m benchmarks.evidence                 # runs what is missing, writes the page; goes on where it was cut off
+    python -m benchmarks.evidence --page          # writes the page from the runs that there are
+    python -m benchmarks.evidence --stage screen  # one stage of the plan only
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+from benchmarks.evidence_page import write_page  # noqa: E402
+from verl_ext.lab.recipes import find_recipe  # noqa: E402
+from verl_ext.lab.run import LabSettings  # noqa: E402
+from verl_ext.lab.study import Job, run_missing  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results" / "evidence"
+
+OURS = "marginal_signal"
+LEADING = ("grpo_64x4", OURS, "greso_sara", "cero", "mopps_64x4", "grpo")
+"""Recipes that could be the best of some regime: they get the most runs."""
+OTHERS = ("sara", "greso_64x4", "vip_64x4", "hora", "knapsack", "reinforce_ada", "dapo", "dps", "dps_sara", "cero_sara")
+SIZES = ("grpo_128x2", "grpo_16x16", "grpo_8x32", "grpo_4x64", "sara_8x32", "pilot_commit_8x32", "pods_16x32")
+"""Group sizes other than the best."""
+REGIMES = (
+    ("balanced", None), ("sparse", None), ("impossible", 0.2), ("impossible", 0.3), ("impossible", 0.6),
+    ("skills", None), ("long", None), ("graded", None),
+)  # fmt: skip
+"""Tasks, and shares of hopeless training prompts."""
+ROLLOUTS = {"long": 8192}
+"""Rollouts of a run where not 16,384: long answers are learned sooner, and cost more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs that are made together."""
+
+    stage: str
+    """lead: the recipes that matter; screen: all others, fewer runs; sizes: group sizes."""
+    recipes: tuple[str, ...]
+    """Of the laboratory's table."""
+    regimes: tuple[tuple[str, float | None], ...]
+    """Task and share of hopeless prompts."""
+    policies: tuple[int, ...]
+    """Seeds of base policies."""
+    seeds: tuple[int, ...]
+    """Seeds of runs."""
+
+
+PLAN = (
+    Part("lead", LEADING, REGIMES, (1, 2, 3), (0,)),
+    Part("screen", OTHERS, (("balanced", None), ("sparse", None), ("impossible", 0.6)), (1,), (0, 1)),
+    Part("sizes", SIZES, (("balanced", None), ("sparse", None)), (1,), (0, 1)),
+    Part("lead", LEADING, REGIMES, (1, 2, 3), tuple(range(1, 8))),
+)
+"""In this order, so that a run that is cut off has the most telling part."""
+
+
+def output(task: str, hopeless: float | None) -> Path:
+    """Where the runs of a regime are kept."""
+    return RESULTS / f"{task}{'' if hopeless is None else f'-{hopeless:g}'}.json"
+
+
+def jobs(stage: str | None = None) -> list[Job]:
+    """All runs of the plan, or of one stage; seed by seed, so that every recipe has as many."""
+    made = []
+    for part in PLAN:
+        if stage in (None, part.stage):
+            for seed, policy, (task, hopeless), recipe in product(
+                part.seeds, part.policies, part.regimes, part.recipes
+            ):
+                settings = LabSettings(task=task, hopeless=hopeless, rollouts=ROLLOUTS.get(task, 16384))
+                made.append(Job(output(task, hopeless), find_recipe(recipe), settings, policy, seed))
+    return made
+
+
+def main() -> None:
+    """Run and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--stage", choices=sorted({part.stage for part in PLAN}), help="this stage only")
+    parser.add_argument("--workers", type=int, help="processes at once; default: one a core")
+    options = parser.parse_args()
+    if not options.page:
+        run_missing(jobs(options.stage), options.workers)
+    print(f"written: {write_page(RESULTS)}")
+
+
+if __name__ == "__main__":
+    main()
