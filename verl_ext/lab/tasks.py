@@ -20,7 +20,6 @@ from verl_ext.lab.decoder import DecoderSettings
 from verl_ext.tiny.chain_sums import difficulty, draw_pretraining_pair, draw_prompts, prompt_text
 from verl_ext.tiny.settings import MIXES, PolicySettings
 from verl_ext.tiny.tokens import END_ID
-from verl_ext.typed_settings import refused
 
 Tokens = tuple[int, ...]
 

@@ -92,10 +92,6 @@ class MarginalSignal(Allocator):
     def needs_rounds(self) -> str | None:
         return "a wave is divided over all prompts at once"
 
-    def begin_step(self, ctx) -> None:
-        require(ctx.max_rounds >= self.least_rounds, "max_rounds", ctx.max_rounds,
-                "2 or more with marginal_signal: pilots, then the rest")  # fmt: skip
-
     def ask(self, ctx) -> list[Request]:
         settings = self.settings
         if ctx.round == 1:

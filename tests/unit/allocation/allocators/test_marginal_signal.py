@@ -65,5 +65,5 @@ def test_settings_are_checked_by_name():
                        ({"pilot": "half"}, "pilot='half'")]:  # fmt: skip
         with pytest.raises(SettingError, match=named):
             make_allocator("marginal_signal", **bad)
-    with pytest.raises(SettingError, match="max_rounds=1; accepted: 2 or more with marginal_signal"):
+    with pytest.raises(SettingError, match="max_rounds=1; accepted: 2 or more with MarginalSignal"):
         Run(np.full(9, 0.5), "marginal_signal", max_rounds=1).step(0)
