@@ -57,6 +57,12 @@ def group_options(group: str) -> list[str]:
     return sorted(name for name in names if name.rpartition("/")[2] != "base")
 
 
+def _sum(*numbers: object) -> int | None:
+    """The sum of whole numbers; None where one is none, which the checks name."""
+    return sum(numbers) if all(type(number) is int for number in numbers) else None
+
+
+OmegaConf.register_new_resolver("verl_ext_sum", _sum, replace=True)
 OmegaConf.register_new_resolver("verl_ext_searchpath", _searchpath, replace=True)
 OmegaConf.register_new_resolver("tiny_path", lambda part, mix: str(getattr(tiny_paths(mix), part)), replace=True)
 

@@ -84,6 +84,12 @@ def _unsupported(config: DictConfig) -> list[str]:
             "actor_rollout_ref.hybrid_engine=False: is for verl's trainer mode separate_async; here the engines share "
             "the trainer's devices, accepted is True"
         )
+    engine, strategy = config.get("model_engine", "dp"), config.actor_rollout_ref.actor.strategy
+    if engine != "dp" and ("fsdp" in strategy or "fsdp_config" in config.actor_rollout_ref.actor):
+        problems.append(
+            f"model_engine={engine} with FSDP's settings under actor_rollout_ref.actor (strategy={strategy}): the "
+            "recipes and hardware=gpu_... are for FSDP; accepted is model_engine=dp, or hardware=gpu without a recipe"
+        )
     if folder := config.trainer.get("default_hdfs_dir"):
         problems.append(
             f"trainer.default_hdfs_dir={folder}: verl copies the weights there, but neither the state of the rules nor "

@@ -19,7 +19,7 @@ from verl_ext.training.settings import TrainingSettings
 
 from .data import Rows, check_data, check_storage, files_of
 from .findings import Checks, Problems, Seen
-from .model import check_attention, check_lengths, check_model
+from .model import check_attention, check_context, check_lengths, check_model
 from .wandb_login import check_wandb
 
 DATA = ("data.train_files", "data.val_files")
@@ -72,6 +72,8 @@ def check_inputs(config: DictConfig, checks: Checks) -> dict[str, Any]:
     if other := config.actor_rollout_ref.model.get("tokenizer_path"):
         model.append(other)
     found = {"tokenizer": checks.run("model", _unless_made, config, model, check_model, config)}
+    if found["tokenizer"]:
+        checks.run("model", check_context, config)
     for name in DATA:
         found[name] = checks.run("data", _unless_made, config, files_of(config, name), check_data, config, name)
     return found

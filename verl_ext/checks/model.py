@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,66 @@ def check_model(config: DictConfig) -> Seen:
     if not os.path.isdir(os.path.expanduser(path)):
         return Seen(f"{_PATH}={path}: a hub's name, {_where(path)}", tokenizer)
     return Seen(f"{_PATH}={path}: configuration, weights and tokenizer are there", tokenizer)
+
+
+def check_context(config: DictConfig) -> Seen:
+    """Whether the longest prompt and the longest answer fit into the model's context, where its configuration is here.
+
+    Beyond it the engine ends answers, and verl says nothing.
+
+    Raises:
+        Problems: they do not fit, or the context is stretched for the trainer alone.
+    """
+    model, rollout, data = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.data
+    own = _context(_configuration(model.path))
+    changes = model.get("override_config") or {}
+    changes = changes.get("model_config") or changes
+    context = _context(changes) or own
+    needed = [data.max_prompt_length, data.max_response_length, rollout.get("max_model_len") or 0]
+    if context is None or not all(isinstance(length, int) for length in needed):
+        return Seen(f"{_PATH}={model.path}: its context is not known here; the engine looks at it as the run starts")
+    prompt, response, longest = needed
+    if prompt + response > context or longest > context:
+        setting, value = "data.max_response_length", response
+        accepted = f"at most {context - prompt} is accepted with data.max_prompt_length={prompt}"
+        if prompt + response <= context:
+            setting, value, accepted = "actor_rollout_ref.rollout.max_model_len", longest, f"at most {context}"
+        raise Problems(
+            f"{setting}={value}: {accepted}, since {model.path} has a context of {context} tokens, at which answers "
+            f"would be cut off; to stretch it: {' '.join(_stretch(max(prompt + response, longest)))}"
+        )
+    stretched = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    if rollout.name == "vllm" and own is not None and own < max(prompt + response, longest):
+        if (_context(stretched.get("hf_overrides") or {}) or own) < max(prompt + response, longest):
+            raise Problems(
+                f"actor_rollout_ref.model.override_config.max_position_embeddings={context}: vLLM reads the model's "
+                f"own configuration, which says {own}; set {_stretch(context)[1]} as well"
+            )
+    return Seen(f"{_PATH}={model.path}: prompt and answer fit into its context of {context} tokens")
+
+
+def _stretch(tokens: int) -> list[str]:
+    """Overrides that give trainer and engine another context."""
+    return [
+        f"+actor_rollout_ref.{place}.max_position_embeddings={tokens}"
+        for place in ("model.override_config", "rollout.engine_kwargs.vllm.hf_overrides")
+    ]
+
+
+def _configuration(path: str) -> Mapping[str, Any]:
+    """The model's config.json, of a folder or of the hub's local cache; empty where it is not here."""
+    folder = os.path.expanduser(path)
+    file = os.path.join(folder, "config.json") if os.path.isdir(folder) else _HUB_NAME.match(path) and _cached(path)
+    if not file:
+        return {}
+    with open(file, encoding="utf-8") as opened:
+        return json.load(opened)
+
+
+def _context(configuration: Mapping[str, Any]) -> int | None:
+    """Tokens of context that a model's configuration, or a change to it, says."""
+    text = configuration.get("text_config") or {}
+    return configuration.get("max_position_embeddings") or text.get("max_position_embeddings")
 
 
 def check_attention(config: DictConfig) -> Seen:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.protocol import DataProto
+from verl.workers.rollout.utils import get_max_position_embeddings
 
 
 def row_key(uid: str, session: int, index: int) -> str:
@@ -27,6 +28,18 @@ def row_tag(
         "min_global_steps": min_version,
         "max_global_steps": max_version,
     }
+
+
+def at_limit(worker: Any, output: AgentLoopOutput) -> bool:
+    """Whether an output is as long as it may be: it has all tokens of a response, or of the engine's context.
+
+    Args:
+        worker: the agent-loop worker (knows the settings of the engine, and the model's context where they name none).
+        output: the last output of a session.
+    """
+    rollout, tokens = worker.rollout_config, len(output.response_ids)
+    context = rollout.max_model_len or get_max_position_embeddings(worker.model_config.hf_config)
+    return tokens >= rollout.response_length or len(output.prompt_ids) + tokens >= context
 
 
 def row_fields(worker: Any, output: AgentLoopOutput, prompt_fields: dict[str, Any]) -> dict[str, Any]:

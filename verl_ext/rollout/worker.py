@@ -38,7 +38,7 @@ from verl_ext.rollout.reward_calls import RewardError, RewardWorkers, maker
 from verl_ext.rollout.round_errors import storage_problem
 from verl_ext.rollout.sessions import PROGRESS, UNSCORED, GroupRequest, GroupRun, Progress, SessionReply, scored_reply
 from verl_ext.rollout.streaming import GroupStream, StreamingSessions
-from verl_ext.rollout.trajectories import reward_batch, row_fields
+from verl_ext.rollout.trajectories import at_limit, reward_batch, row_fields
 from verl_ext.rollout.validation import ValidationSessions
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, _VerlWorke
         return [replies[session] for session in sorted(replies)]
 
     def _truncated(self, outputs: list[AgentLoopOutput]) -> bool:
-        return len(outputs[-1].response_ids) >= self.rollout_config.response_length
+        return at_limit(self, outputs[-1])
 
     def _reward_fields(
         self, group: GroupRequest, session: int, outputs: list[AgentLoopOutput], global_steps: int

@@ -95,7 +95,10 @@ class FakeEngineWorker(AllocatedAgentLoopWorker):
         self.processor = self.mm_processor_kwargs = None
         self.llm_client = None
         self.reward_loop_worker_handles = reward_workers
-        self.rollout_config = SimpleNamespace(response_length=config.data.max_response_length)
+        self.rollout_config = SimpleNamespace(
+            response_length=config.data.max_response_length,
+            max_model_len=config.actor_rollout_ref.rollout.max_model_len,
+        )
         tq.init()
         self.background_tasks = set()
         self._init_rounds()

@@ -10,7 +10,7 @@ from tests.unit.checks.check_configs import config_with, found
 from verl_ext.checks import Checks, Problems, State, local
 from verl_ext.checks import data as data_checks
 from verl_ext.checks.data import Rows, check_data, check_storage
-from verl_ext.checks.model import check_lengths, check_model
+from verl_ext.checks.model import check_context, check_lengths, check_model
 from verl_ext.checks.reward import check_reward
 from verl_ext.tiny.chain_sums import verl_row
 from verl_ext.training.settings import TrainingSettings
@@ -340,3 +340,54 @@ def test_a_data_source_that_verl_has_no_reward_for(tmp_path):
     config = config_with(**{"reward.custom_reward_function.path": None})
     with pytest.raises(SettingError, match="data_source='chain_sums' is not known"):
         check_reward(config, TrainingSettings.from_config(config), rows(1)[0])
+
+
+def context_problems(folder, configuration, prompt, response, **values):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(configuration))
+    given = {"actor_rollout_ref.model.path": str(folder), "actor_rollout_ref.rollout.max_model_len": None}
+    lengths = {"data.max_prompt_length": prompt, "data.max_response_length": response}
+    checks = Checks()
+    checks.run("model", check_context, config_with(**{**given, **lengths, **values}))
+    return found(checks)
+
+
+TRAINER = "actor_rollout_ref.model.override_config"
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides"
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("configuration", [{"max_position_embeddings": 4096},
+                                           {"text_config": {"max_position_embeddings": 4096}}])  # fmt: skip
+def test_answers_beyond_the_models_context_are_refused(tmp_path, configuration):
+    folder = tmp_path / "model"
+    assert context_problems(folder, configuration, 1024, 3072) == []
+    (problem,) = context_problems(folder, configuration, 1024, 8192)
+    assert "data.max_response_length=8192: at most 3072 is accepted with data.max_prompt_length=1024" in problem
+    assert f"+{TRAINER}.max_position_embeddings=9216 +{ENGINE}.max_position_embeddings=9216" in problem
+    (problem,) = context_problems(
+        folder, configuration, 1024, 3072, **{"actor_rollout_ref.rollout.max_model_len": 8192}
+    )
+    assert "actor_rollout_ref.rollout.max_model_len=8192: at most 4096" in problem
+
+
+@pytest.mark.bad_input
+def test_a_stretched_context_is_stretched_for_the_engine_too(tmp_path):
+    stretched = {"max_position_embeddings": 32768}
+    configuration, lengths = {"max_position_embeddings": 4096}, (1024, 8192)
+    (problem,) = context_problems(tmp_path / "m", configuration, *lengths, **{TRAINER: stretched})
+    assert "max_position_embeddings=32768: vLLM reads" in problem
+    assert f"+{ENGINE}.max_position_embeddings=32768" in problem
+    nested = {"model_config": stretched}
+    for trainer in (stretched, nested):
+        assert context_problems(tmp_path / "m", configuration, *lengths, **{TRAINER: trainer, ENGINE: stretched}) == []
+    # A context that is made shorter counts as well.
+    shorter = {TRAINER: {"max_position_embeddings": 1024}}
+    (problem,) = context_problems(tmp_path / "m", configuration, 512, 1024, **shorter)
+    assert "at most 512 is accepted" in problem
+
+
+def test_a_context_that_is_not_known_here_is_said_to_be_unknown(tmp_path):
+    said = check_context(config_with(**{"actor_rollout_ref.model.path": "nobody/no-such-model"})).text
+    assert "not known here" in said
+    assert context_problems(tmp_path / "m", {}, 1024, 8192) == []

@@ -218,6 +218,12 @@ def test_streaming_needs_requests_that_can_be_aborted():
     assert "rollout.name=sglang: single requests can be aborted in vllm only" in problem
 
 
+@pytest.mark.bad_input
+def test_recipes_for_fsdp_refuse_another_engine_of_training():
+    (problem,) = problems_of(config_with("recipe=dapo_math_17k/grpo", "model_engine=megatron"), with_verl=False)[:1]
+    assert "model_engine=megatron with FSDP's settings" in problem and "accepted is model_engine=dp" in problem
+
+
 def test_an_engine_that_is_not_told_of_deadlines_is_a_warning():
     def warnings(engine):
         checks = Checks()

@@ -1,8 +1,8 @@
 """Every recipe for DAPO-Math-17K composes for every model and machine, passes verl's checks and ours, and says what is
 so.
 
-The scripts under scripts/dapo_math_17k are run with a stand-in for Python that prints what it is given: what they would
-start is what is checked. A covering subset is quick; the whole product is `long`.
+scripts/dapo_math_17k/run.sh is run with a stand-in for Python that prints what it is given: what it would start is what
+is checked. A covering subset is quick; the whole product is `long`.
 """
 
 import importlib.util
@@ -16,15 +16,17 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import verl_ext.main_ppo as main_ppo
 from tests.unit.data.data_files import published, write_rows
+from verl_ext.checks import Problems
 from verl_ext.checks.allocation import check_config
+from verl_ext.checks.model import check_context
 from verl_ext.checks.reward import check_reward
+from verl_ext.configuration import compose_config
 from verl_ext.cpu.version_alias import install_alias
 from verl_ext.data.dapo_math_17k import prepare
 
@@ -34,18 +36,23 @@ RECIPES = sorted(p.stem for p in (CONFIGS / "recipe/dapo_math_17k").glob("*.yaml
 MODELS = sorted(p.stem for p in (CONFIGS / "model").glob("*.yaml"))
 HARDWARE = {"gpu_1x8": (1, 8), "gpu_4x8": (4, 8), "gpu_1x1": (1, 1)}
 TUNINGS = ["full", "lora"]
-# Parameters in units of 10^9, tokens of context, and what the names say.
+# Parameters in units of 10^9, tokens of context, words, width of the embedding, bytes of keys and values a token.
 KNOWN = {
-    "qwen2_5_math_7b": (7.62, 4096, 152064),
-    "qwen3_4b_base": (4.02, 32768, 151936),
-    "r1_distill_qwen_1_5b": (1.78, 131072, 151936),
+    "llama3_2_3b_instruct": (3.21, 131072, 128256, 3072, 2 * 28 * 8 * 128 * 2),
+    "qwen2_5_3b": (3.09, 32768, 151936, 2048, 2 * 36 * 2 * 128 * 2),
+    "qwen2_5_7b": (7.62, 131072, 152064, 3584, 2 * 28 * 4 * 128 * 2),
+    "qwen2_5_math_7b": (7.62, 4096, 152064, 3584, 2 * 28 * 4 * 128 * 2),
+    "qwen3_14b_base": (14.77, 32768, 151936, 5120, 2 * 40 * 8 * 128 * 2),
+    "qwen3_4b_base": (4.02, 32768, 151936, 2560, 2 * 36 * 8 * 128 * 2),
+    "qwen3_4b_instruct": (4.02, 262144, 151936, 2560, 2 * 36 * 8 * 128 * 2),
+    "qwen3_8b_base": (8.19, 32768, 151936, 4096, 2 * 36 * 8 * 128 * 2),
+    "r1_distill_qwen_1_5b": (1.78, 131072, 151936, 1536, 2 * 28 * 2 * 128 * 2),
 }
-# Each recipe once, each pair of model and machine, each tuning.
+ENGINE_SHARE = {"qwen3_4b_base": 0.7, "qwen3_4b_instruct": 0.7}
+# Each recipe and model at least once, with machines and tunings in turn.
+MOST = max(len(RECIPES), len(MODELS))
 COVERING = [
-    (recipe, model, hardware, TUNINGS[i % 2])
-    for i, (recipe, (model, hardware)) in enumerate(
-        zip(RECIPES, itertools.islice(itertools.cycle(itertools.product(MODELS, HARDWARE)), len(RECIPES)), strict=True)
-    )
+    tuple(choices[i % len(choices)] for choices in (RECIPES, MODELS, list(HARDWARE), TUNINGS)) for i in range(MOST)
 ]
 
 
@@ -71,8 +78,7 @@ def lora_ranks(request, monkeypatch):
 
 def check(overrides, model, hardware, tuning):
     """Compose and put through everything that main_ppo does before Ray starts, but for the files of the data."""
-    with initialize_config_module("verl_ext.configs", version_base=None):
-        config = compose("main", overrides=list(overrides))
+    config = compose_config(overrides)
     OmegaConf.resolve(config)
     settings, budget = check_config(config)
     validate_config(
@@ -90,9 +96,19 @@ def check(overrides, model, hardware, tuning):
     # The tuning's and the machine's settings are not undone by the recipe, which is read between them.
     assert worker.actor.optim.lr == (5e-6 if tuning == "lora" else 1e-6)
     assert worker.rollout.load_format == ("safetensors" if tuning == "lora" else "dummy")
-    assert worker.rollout.gpu_memory_utilization == (0.5 if hardware == "gpu_1x1" else 0.6)
+    share = ENGINE_SHARE.get(model, 0.5 if hardware == "gpu_1x1" else 0.6)
+    assert worker.rollout.gpu_memory_utilization == share
+    assert worker.rollout.max_model_len == tokens
+    assert worker.rollout.log_prob_max_token_len_per_gpu >= worker.actor.ppo_max_token_len_per_gpu
+    assert worker.actor.strategy == config.critic.strategy == "fsdp2"
+    assert worker.actor.fsdp_config.fsdp_size == (8 if hardware == "gpu_4x8" else -1)
+    assert worker.model.use_fused_kernels and worker.model.use_remove_padding
+    # A weight is sent whole.
+    _, _, words, width, _ = KNOWN[model]
+    assert words * width * 4 < worker.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
     assert worker.actor.fsdp_config.param_offload == (hardware == "gpu_1x1")
     assert worker.actor.use_dynamic_bsz and worker.rollout.log_prob_use_dynamic_bsz
+    assert (settings.rounds == "streaming") == (settings.allocator["name"] == "sara")
     assert set(config.trainer.logger) == {"console", "file", "wandb"}
     assert importlib.util.find_spec(config.reward.custom_reward_function.path.removeprefix("pkg://")) is not None
     assert model in config.trainer.experiment_name and tuning in config.trainer.experiment_name
@@ -100,19 +116,15 @@ def check(overrides, model, hardware, tuning):
 
 
 @pytest.mark.parametrize("case", COVERING, ids="-".join)
-def test_recipe_and_script_pass_verls_checks_and_ours_and_say_what_is_so(case, tmp_path):
+def test_recipe_and_script_pass_verls_checks_and_ours_and_say_what_is_so(case, tmp_path, monkeypatch):
     recipe, model, hardware, tuning = case
-    arguments = started(f"run_{recipe}.sh", tmp_path, MODEL=model, HARDWARE=hardware, TUNING=tuning)
+    groups = [f"model={model}", f"hardware={hardware}", f"tuning={tuning}"]
+    arguments = started("run.sh", tmp_path, recipe, *groups)
     assert arguments[:3] == ["-m", "verl_ext.main_ppo", f"recipe=dapo_math_17k/{recipe}"]
+    monkeypatch.setenv("HOME", str(tmp_path))
     config, _, budget = check(arguments[2:], model, hardware, tuning)
     assert config.data.train_files == f"{tmp_path}/data/verl_ext/dapo_math_17k.parquet"
     assert config.trainer.experiment_name == f"{recipe}-{model}-{tuning}-seed1"
-    # What the script sets by default is the recipe's own.
-    own = OmegaConf.merge(*(OmegaConf.load(CONFIGS / f"recipe/dapo_math_17k/{part}.yaml") for part in ("base", recipe)))
-    for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.ppo_mini_batch_size",
-                "allocation.stop.rollouts", "trainer.total_training_steps"):  # fmt: skip
-        given = OmegaConf.select(own, key)
-        assert OmegaConf.select(config, key) == given or given is None and key == "allocation.stop.rollouts"
     said = head(CONFIGS / f"recipe/dapo_math_17k/{recipe}.yaml")
     most = number(re.search(r"Rollouts a step: ([\d,]+) at most", said)[1])
     rows, updates = re.search(r"([\d,]+) rows[^,.]*, (\d+) optimizer steps", said).groups()
@@ -125,10 +137,9 @@ def test_recipe_and_script_pass_verls_checks_and_ours_and_say_what_is_so(case, t
 
 
 def test_the_subset_covers():
-    assert {case[0] for case in COVERING} == set(RECIPES) and len(RECIPES) == 8
+    assert {case[0] for case in COVERING} == set(RECIPES)
     assert {case[1] for case in COVERING} == set(MODELS) == set(KNOWN)
     assert {case[2] for case in COVERING} == set(HARDWARE) and {case[3] for case in COVERING} == set(TUNINGS)
-    assert {p.name for p in SCRIPTS.glob("run_*.sh")} == {f"run_{r}.sh" for r in [*RECIPES, "sara_dps_1gpu_lora"]}
 
 
 @pytest.mark.long
@@ -151,20 +162,40 @@ def started(script, tmp_path, *arguments, **environment):
     return done.stdout.splitlines()
 
 
-def test_the_script_for_one_gpu(tmp_path):
-    arguments = started("run_sara_dps_1gpu_lora.sh", tmp_path)
+def test_the_smaller_batch_for_one_gpu_that_the_readme_gives(tmp_path):
+    readme = (CONFIGS / "recipe/dapo_math_17k/README.md").read_text()
+    (command,) = re.findall(r"run\.sh (sara_dps .*gpu_1x1(?:.*\\\n)*.*)", readme)
+    arguments = started("run.sh", tmp_path, *command.replace("\\\n", " ").split())
     _, _, budget = check(arguments[2:], "r1_distill_qwen_1_5b", "gpu_1x1", "lora")
     assert (budget.prompts, budget.rollouts, budget.ranks, budget.optimizer_steps) == (32, 256, 1, 2)
 
 
-def test_scripts_take_values_from_environment_and_command_line(tmp_path):
-    arguments = started("run_sara.sh", tmp_path, "trainer.test_freq=3", "allocation.allocator.probe=3", MODEL_PATH="/m",
-                        MODEL="qwen3_4b_base", HARDWARE="gpu_4x8", VERL_EXT_DATA="/d", SEED="7", STEPS="9")  # fmt: skip
+def test_every_recipe_is_run_with_the_same_model(tmp_path):
+    paths = set()
+    for recipe in RECIPES:
+        config = compose_config(started("run.sh", tmp_path, recipe)[2:])
+        paths.add(config.actor_rollout_ref.model.path)
+    assert paths == {"Qwen/Qwen2.5-Math-7B"}
+
+
+def test_the_script_takes_seed_and_data_from_the_environment_and_all_else_from_the_command_line(tmp_path, monkeypatch):
+    groups = "model=qwen3_4b_base", "hardware=gpu_4x8"
+    keys = "trainer.test_freq=3", "allocation.allocator.probe=3", "actor_rollout_ref.model.path=/m"
+    arguments = started("run.sh", tmp_path, "sara", *groups, *keys, SEED="7")
+    monkeypatch.setenv("VERL_EXT_DATA", "/d")
     config, settings, _ = check(arguments[2:], "qwen3_4b_base", "gpu_4x8", "full")
     assert config.actor_rollout_ref.model.path == "/m" and config.data.train_files == "/d/dapo_math_17k.parquet"
     assert settings.seed == config.data.seed == 7 and settings.allocator["probe"] == 3
-    assert config.trainer.test_freq == 3 and config.trainer.total_training_steps == 9
+    assert config.trainer.test_freq == 3
     assert config.trainer.experiment_name == "sara-qwen3_4b_base-full-seed7"
+
+
+@pytest.mark.parametrize("recipe", ["", "sarra", "base", "sara/../grpo"])
+def test_the_script_refuses_what_is_no_recipe(tmp_path, recipe):
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        started("run.sh", tmp_path, *([recipe] if recipe else []))
+    assert error.value.returncode == 2
+    assert f"RECIPE='{recipe}': accepted are {' '.join(RECIPES)}\n" == error.value.stderr.removeprefix("run.sh: ")
 
 
 def test_the_data_script_makes_what_the_recipes_read(tmp_path):
@@ -176,11 +207,12 @@ def test_the_data_script_makes_what_the_recipes_read(tmp_path):
     assert local.count("boxed") == 2
 
 
-def test_prepared_data_passes_the_checks_of_a_start(tmp_path):
+def test_prepared_data_passes_the_checks_of_a_start(tmp_path, monkeypatch):
     rows = [published(f"What is {i} + 1?", str(i + 1), seed=i) for i in range(8)]
     prepare(tmp_path / "dapo_math_17k.parquet", [write_rows(tmp_path / "raw.parquet", rows)])
-    arguments = started("run_sara_dps.sh", tmp_path, VERL_EXT_DATA=str(tmp_path), TRAIN_BATCH_SIZE="8",
-                        MINI_BATCH_SIZE="4", STEP_ROLLOUTS="64")  # fmt: skip
+    monkeypatch.setenv("VERL_EXT_DATA", str(tmp_path))
+    arguments = started("run.sh", tmp_path, "sara_dps", "model=r1_distill_qwen_1_5b", "data.train_batch_size=8",
+                        "actor_rollout_ref.actor.ppo_mini_batch_size=4", "allocation.stop.rollouts=64")  # fmt: skip
     config, settings, _ = check(arguments[2:], "r1_distill_qwen_1_5b", "gpu_1x8", "full")
     row = pq.read_table(config.data.train_files).to_pylist()[0]
     assert row["reward_model"]["ground_truth"] == "1"
@@ -191,20 +223,32 @@ def test_prepared_data_passes_the_checks_of_a_start(tmp_path):
 @pytest.mark.parametrize("model", MODELS)
 def test_memory_in_the_models_files_follows_from_their_sizes(model):
     said = head(CONFIGS / f"model/{model}.yaml")
-    size, _, words = KNOWN[model]
-    assert f"{size} billion parameters" in said
-    state = re.search(r"([\d.]+) GB on 1, ([\d.]+) GB on 8, ([\d.]+) GB on 32", said)
-    for stated, gpus in zip(state.groups(), (1, 8, 32), strict=True):
-        assert float(stated) == pytest.approx(16 * size / gpus, abs=0.051)
-    assert float(re.search(r"bytes \(bf16, fp32 and its gradient\) = ([\d.]+) GB", said)[1]) == pytest.approx(
-        16384 * words * 10 / 1e9, abs=0.051
-    )
-    assert float(re.search(r"weights ([\d.]+) GB \(bf16\)", said)[1]) == pytest.approx(2 * size, abs=0.051)
-    assert float(re.search(r"on 1 GPU ([\d.]+) GB", said)[1]) == pytest.approx(4 * size, abs=0.051)
-    assert words == number(re.search(r"vocabulary ([\d,]+)", said)[1])
-    # Training state and logits within 80 GB: what the file says fits.
-    full_on_one = "gpu_1x1." in said and "gpu_1x1 with" not in said
-    assert full_on_one == (16 * size + 24.9 < 80) and 4 * size + 24.9 < 80
+    size, context, words, width, keys = KNOWN[model]
+    assert f"{size} billion parameters, a context of {context:,} tokens" in said
+    whole, shard = re.search(r"whole on 1 GPU: ([\d.]+) GB; over the 8 of a node: ([\d.]+) GB", said).groups()
+    logits = re.search(r"bytes \(bf16, fp32 and its gradient\) = ([\d.]+) GB", said)[1]
+    engine = re.search(r"weights ([\d.]+) GB \(bf16\)", said)[1]
+    adapters = re.search(r"on 1 GPU ([\d.]+) GB", said)[1]
+    stated = [float(figure) for figure in (whole, shard, logits, engine, adapters)]
+    assert stated == pytest.approx([16 * size, 2 * size, 512 * words * 10 / 1e9, 2 * size, 4 * size], abs=0.051)
+    assert f"512 tokens at once x vocabulary {words:,} x 10 bytes" in said and f"values, {keys:,} bytes a token" in said
+    # What the file says fits on one GPU: the training state beside 20 GB of activations; with adapters, the trainer's
+    # weights in fp32 and the engine's in bf16, both there while weights travel.
+    fits = said.partition("Fits in 80 GB: ")[2]
+    assert fits.startswith("gpu_1x8, gpu_4x8")
+    assert ("gpu_4x8, gpu_1x1." in fits) == (16 * size + 1 < 60)
+    assert ("not gpu_1x1" in fits) == (6 * size > 70)
+
+
+def test_a_model_with_a_short_context_says_how_to_stretch_it(tmp_path):
+    said = (CONFIGS / "model/qwen2_5_math_7b.yaml").read_text()
+    overrides = re.findall(r"# (\+actor\S+)", said)
+    assert len(overrides) == 2
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
+    given = ["recipe=dapo_math_17k/grpo", f"actor_rollout_ref.model.path={tmp_path}", "data.max_response_length=8192"]
+    with pytest.raises(Problems, match="data.max_response_length=8192: at most 3072 is accepted"):
+        check_context(compose_config(given))
+    check_context(compose_config([*given, *overrides]))
 
 
 def head(path):
