@@ -71,20 +71,29 @@ class Server:
         self.__ray_call__ = Call()
 
 
+class Balancer:
+    """verl's load balancer with one server, called as Ray does."""
+
+    def __init__(self, server):
+        from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+        self.inner = GlobalRequestLoadBalancer({"one": server})
+        self.__ray_call__ = self
+
+    def remote(self, function, *args):
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result(function(self.inner, *args))
+        return answer
+
+
 @pytest.fixture
-async def client(monkeypatch):
+async def client():
     from omegaconf import OmegaConf
-    from verl.workers.rollout.llm_server import LLMServerClient
 
     server = Server()
-
-    async def acquire(self, request_id, **extra):
-        return "one", server
-
-    monkeypatch.setattr(LLMServerClient, "_acquire_server", acquire)
-    monkeypatch.setattr(LLMServerClient, "_release_server", lambda *args, **kwargs: None)
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm", "full_determinism": False}}})
-    made = GroupLLMClient(config=config, load_balancer_handle=None)
+    rollout = {"name": "vllm", "max_num_seqs": 64, "agent": {"num_workers": 1}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    made = GroupLLMClient(config=config, load_balancer_handle=Balancer(server))
     made.server = server
     return made
 
@@ -99,9 +108,9 @@ async def test_the_client_ends_the_requests_of_a_group_and_of_no_other(client):
         return [asyncio.create_task(session(client, p)) for p in progress]
 
     one, other = [Progress(), Progress()], [Progress()]
-    async with client.group("a"):
+    async with client.group("a", 2, 1):
         tasks = begin(one)
-        async with client.group("b"):
+        async with client.group("b", 1, 1):
             rest = begin(other)
             await asyncio.sleep(0.02)
             assert await client.abort(["a"])
@@ -126,6 +135,17 @@ async def test_the_abort_runs_to_its_end_inside_the_server():
     await asyncio.to_thread(abort_in_engine, server, ["x"])
     await asyncio.sleep(0.1)
     assert server.engine.ended == ["x"]
+
+
+def test_what_verl_keeps_for_control_calls_is_what_the_client_leaves():
+    from types import SimpleNamespace
+
+    from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, RolloutReplica
+
+    def calls(max_num_seqs):
+        return RolloutReplica.max_concurrency.fget(SimpleNamespace(config=SimpleNamespace(max_num_seqs=max_num_seqs)))
+
+    assert calls(4096) - CONTROL_METHOD_CONCURRENCY == 4096 and calls(64) == 1000
 
 
 def test_ray_runs_a_function_on_an_actor():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import ray
 from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, RolloutReplica
 
 from verl_ext.allocation import RoundError
 from verl_ext.rollout.engine_abort import abort_in_engine
@@ -25,6 +27,8 @@ class _Lease:
     server: Any
     requests: list[str] = field(default_factory=list)
     """The engine's names of the requests sent to it."""
+    waiting: set[asyncio.Task] = field(default_factory=set)
+    """Sessions that are not sent yet, since the server has as many requests as it may."""
     aborted: bool = False
 
 
@@ -33,6 +37,26 @@ class SessionAborted(RuntimeError):
 
 
 _LEASE: ContextVar[_Lease | None] = ContextVar("verl_ext_server_lease", default=None)
+
+
+def take_server(balancer: Any, key: str, sessions: int) -> tuple[str, Any]:
+    """Runs inside verl's load balancer, which counts a request as one: the server for a group, counted by its sessions.
+
+    A key's earlier server, which may still have the prompt in its cache, is kept only where it has no more to do than
+    the least loaded one would have with these sessions: reading a prompt again takes less time than waiting.
+    """
+    loads, before = balancer._inflight_requests, balancer._request_id_to_server.get(key)
+    if before in loads and loads[before] > min(loads.values()) + sessions:
+        del balancer._request_id_to_server[key]
+    for _ in range(sessions):
+        server = balancer.acquire_server(key)
+    return server
+
+
+def give_back(balancer: Any, server_id: str, sessions: int) -> None:
+    """Runs inside verl's load balancer: so many sessions of a server have ended."""
+    for _ in range(sessions):
+        balancer.release_server(server_id)
 
 
 class GroupLLMClient(LLMServerClient):
@@ -45,6 +69,7 @@ class GroupLLMClient(LLMServerClient):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._leases: dict[str, _Lease] = {}
+        self._permits: dict[str, asyncio.Semaphore] = {}
 
     @classmethod
     def wrap(cls, client: LLMServerClient) -> LLMServerClient:
@@ -57,16 +82,39 @@ class GroupLLMClient(LLMServerClient):
         return group_client
 
     @asynccontextmanager
-    async def group(self, uid: str) -> AsyncIterator[None]:
+    async def group(self, uid: str, sessions: int, global_steps: int) -> AsyncIterator[None]:
         """Tasks created inside go to one server; it is given back on leaving."""
-        lease = self._leases[uid] = _Lease(*await super()._acquire_server(uid))
+        balancer = self._load_balancer.__ray_call__
+        # A group that waits for a later step comes back to other loads and an empty cache.
+        lease = self._leases[uid] = _Lease(*await balancer.remote(take_server, f"{uid}@{global_steps}", sessions))
         token = _LEASE.set(lease)
         try:
             yield
         finally:
             _LEASE.reset(token)
             del self._leases[uid]
-            super()._release_server(lease.server_id, request_id=uid)
+            balancer.remote(give_back, lease.server_id, sessions)
+
+    @asynccontextmanager
+    async def _permit(self, lease: _Lease) -> AsyncIterator[None]:
+        """Waits until the server has room for another request.
+
+        Ray lets a server's calls wait above its `max_concurrency`, those that abort requests or wake it up among them.
+        This worker's share of that number, less what verl keeps for such calls, is the most that it sends to a server.
+        """
+        rollout = self.config.actor_rollout_ref.rollout
+        if lease.server_id not in self._permits:
+            calls = RolloutReplica.max_concurrency.fget(SimpleNamespace(config=rollout)) - CONTROL_METHOD_CONCURRENCY
+            self._permits[lease.server_id] = asyncio.Semaphore(max(1, calls // rollout.agent.num_workers))
+        lease.waiting.add(task := asyncio.current_task())
+        try:
+            await self._permits[lease.server_id].acquire()
+        finally:
+            lease.waiting.discard(task)
+        try:
+            yield
+        finally:
+            self._permits[lease.server_id].release()
 
     async def abort(self, uids: Iterable[str]) -> bool:
         """Have the engines end the requests of these groups, each with what it has generated.
@@ -77,11 +125,13 @@ class GroupLLMClient(LLMServerClient):
             Whether there is a way to do so: only vLLM is told, and only of requests with names of their own.
         """
         rollout = self.config.actor_rollout_ref.rollout
-        if rollout.name != "vllm" or rollout.get("full_determinism", False):
+        if rollout.name != "vllm":
             return False
         by_server: dict[str, tuple[Any, list[str]]] = {}
         for lease in filter(None, map(self._leases.get, uids)):
             lease.aborted = True
+            for task in list(lease.waiting):
+                task.cancel()
             by_server.setdefault(lease.server_id, (lease.server, []))[1].extend(lease.requests)
         calls = [server.__ray_call__.remote(abort_in_engine, ids) for server, ids in by_server.values() if ids]
         await asyncio.gather(*calls)
@@ -100,7 +150,8 @@ class GroupLLMClient(LLMServerClient):
         if lease is not None and lease.aborted:
             raise SessionAborted(f"request {request_id}: its group was aborted")
         try:
-            output = await super().generate(request_id, **kwargs)
+            async with self._permit(lease) if lease is not None else nullcontext():
+                output = await super().generate(request_id, **kwargs)
             if progress is not None:
                 progress.prompt_tokens = progress.prompt_tokens or len(kwargs["prompt_ids"])
                 progress.response_tokens += len(output.token_ids)

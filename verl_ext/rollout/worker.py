@@ -125,10 +125,10 @@ class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, _VerlWorke
         run: GroupRun | None = None,
     ) -> list[SessionReply]:
         """Sessions, reward and storing of one group; through `run` another task can cut it off before it is stored."""
-        run = run or GroupRun(group)
-        client = self.llm_client
+        run, client = run or GroupRun(group), self.llm_client
         overdue: set[asyncio.Task] = set()
-        async with client.group(group.uid) if isinstance(client, GroupLLMClient) else nullcontext():
+        grouped = isinstance(client, GroupLLMClient)
+        async with client.group(group.uid, group.n, global_steps) if grouped else nullcontext():
             for session in range(group.first, group.first + group.n) if not run.aborted else ():
                 task = asyncio.create_task(self._counted_session(run, session, sampling_params, global_steps))
                 run.tasks[task] = session
