@@ -125,8 +125,8 @@ def check_attention(config: DictConfig) -> Seen:
         "actor_rollout_ref.model.override_config.attn_implementation: flash_attention_2 is verl's default, and neither "
         'flash_attn nor kernels is installed: pip install --no-build-isolation "verl[flash-attn-cu130torch211]==0.9.1" '
         '(built with the compiler of CUDA 13) or "kernels>=0.12,<0.13" (fetched from the hub as a run starts), or set '
-        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa and "
-        "actor_rollout_ref.model.use_remove_padding=False"
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa, with "
+        "actor_rollout_ref.model.use_fused_kernels=True"
     )
     if torch.cuda.is_available():
         raise Problems(said)
