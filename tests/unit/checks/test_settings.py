@@ -35,7 +35,7 @@ BY_ITSELF = [
     (f"{ROLLOUT}.data_parallel_size", 0, "at least 1"),
     (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "does not divide the 1 ranks"),
     (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 2, "does not divide the 1 ranks"),
-    (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 0, "at least 1"),
+    (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 0, "1 or more"),
     (f"{ACTOR}.ulysses_sequence_parallel_size", 2, "does not divide the 1 ranks"),
     (f"{ROLLOUT}.agent.num_workers", 0, "at least 1"),
     (f"{ROLLOUT}.val_kwargs.n", 0, "at least 1"),
