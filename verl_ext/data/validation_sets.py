@@ -32,28 +32,28 @@ from verl_ext.data.store import (
 from verl_ext.data.templates import TEMPLATES, ask, question_of
 
 QUESTIONS = ("problem", "question", "Problem", "Question")
-ANSWERS = ("answer", "Answer", "expected_answer")
+ANSWERS = ("answer", "Answer", "expected_answer", "final_answer")
 INDICES = ("unique_id", "id", "ID", "index")
 
 
 @dataclass(frozen=True)
-class ValidationSet:
+class PublishedSet:
     """A published data set of problems with checkable answers."""
 
     hub: str
     """Repository on the hub."""
     patterns: tuple[str, ...]
     """Its files."""
-    prompts: int
-    """Different prompts that it has."""
+    prompts: int | None
+    """Different prompts that it has; None: not looked at."""
 
 
 SETS = {
-    "aime_2024": ValidationSet("BytedTsinghua-SIA/AIME-2024", ("data/*.parquet",), 30),
-    "aime_2025": ValidationSet("math-ai/aime25", ("test.jsonl",), 30),
+    "aime_2024": PublishedSet("BytedTsinghua-SIA/AIME-2024", ("data/*.parquet",), 30),
+    "aime_2025": PublishedSet("math-ai/aime25", ("test.jsonl",), 30),
     # AMC 12 of 2022 and 2023.
-    "amc": ValidationSet("AI-MO/aimo-validation-amc", ("data/*.parquet",), 83),
-    "math_500": ValidationSet("HuggingFaceH4/MATH-500", ("test.jsonl",), 500),
+    "amc": PublishedSet("AI-MO/aimo-validation-amc", ("data/*.parquet",), 83),
+    "math_500": PublishedSet("HuggingFaceH4/MATH-500", ("test.jsonl",), 500),
 }
 
 
@@ -63,11 +63,12 @@ def prepare(
     inputs: Sequence[Path] | None = None,
     template: str = "dapo",
     any_count: bool = False,
+    sets: Mapping[str, PublishedSet] = SETS,
 ) -> dict[str, Any]:
     """Make one set, or find it done.
 
     Args:
-        name: a key of `SETS`; becomes the rows' `data_source`, by which verl names its validation metrics.
+        name: a key of `sets`; becomes the rows' `data_source`, by which verl names its validation metrics.
         output: the Parquet file.
         inputs: local files; None: the hub.
         template: how the questions are put.
@@ -76,7 +77,7 @@ def prepare(
     Raises:
         DataError: an input that cannot be used, or another number of prompts; names file, row and column.
     """
-    known = SETS[name]
+    known = sets[name]
     files = None if inputs is None else local_files(inputs)
     check_output(output, files or ())
     source = {"hub": known.hub} if files is None else {"files": [fingerprint(path) for path in files]}
@@ -96,10 +97,11 @@ def prepare(
                 prompts.append((messages, index))
     counts = Counts.of(fold, total)
     names = ", ".join(map(str, files))
-    if not counts.kept or not any_count and counts.kept != known.prompts:
+    if not counts.kept or not any_count and known.prompts not in (None, counts.kept):
         raise DataError(
             names,
-            f"{name}: {counts.kept} prompts with an answer where {known.prompts} are published; {counts.describe()}. "
+            f"{name}: {counts.kept} prompts with an answer where {known.prompts or 'some'} are published; "
+            f"{counts.describe()}. "
             "--any-count accepts another number",
         )
     rows, dropped = [], []
@@ -124,7 +126,8 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     """
     if path.suffix == ".parquet":
         with open_parquet(path) as file:
-            for batch in file.iter_batches():
+            # A few rows at a time: whole solutions beside the answers take gigabytes.
+            for batch in file.iter_batches(batch_size=1024):
                 yield from batch.to_pylist()
         return
     with path.open("rb") as file:
@@ -196,12 +199,11 @@ def _struct(path: Path, row: int, values: Mapping[str, Any], column: str) -> Map
     return value or {}
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None, sets: Mapping[str, PublishedSet] = SETS, kind: str = "validation") -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m verl_ext.data.validation_sets", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--sets", nargs="+", choices=sorted(SETS), help="default: those of --input, or else all")
+    said = f"{', '.join(sets)}: sets for {kind} in verl."
+    parser = argparse.ArgumentParser(prog=f"python -m verl_ext.data.{kind}_sets", description=said)
+    parser.add_argument("--sets", nargs="+", choices=sorted(sets), help="default: those of --input, or else all")
     parser.add_argument("--input", nargs="+", default=[], metavar="NAME=FILE", help="local files (default: the hub)")
     parser.add_argument("--output", type=Path, help="folder to write NAME.parquet to (default: $VERL_EXT_DATA)")
     parser.add_argument("--template", choices=sorted(TEMPLATES), default="dapo", help="as for the training data")
@@ -210,11 +212,11 @@ def main(argv: list[str] | None = None) -> None:
     inputs: dict[str, list[Path]] = {}
     for given in args.input:
         name, equals, path = given.partition("=")
-        if not equals or name not in SETS:
-            parser.error(f"--input {given}: NAME=FILE is accepted, with NAME one of {', '.join(sorted(SETS))}")
+        if not equals or name not in sets:
+            parser.error(f"--input {given}: NAME=FILE is accepted, with NAME one of {', '.join(sorted(sets))}")
         inputs.setdefault(name, []).append(Path(path))
     outputs = {name: (args.output or data_folder()).expanduser() / f"{name}.parquet"
-               for name in args.sets or inputs or SETS}  # fmt: skip
+               for name in args.sets or inputs or sets}  # fmt: skip
     for name in inputs.keys() - outputs.keys():
         parser.error(f"--input {name}={inputs[name][0]}: not one of --sets {' '.join(outputs)}; those are accepted")
     try:
@@ -223,7 +225,7 @@ def main(argv: list[str] | None = None) -> None:
         for output in outputs.values():
             check_output(output, files)
         for name, output in outputs.items():
-            prepare(name, output, inputs.get(name), args.template, args.any_count)
+            prepare(name, output, inputs.get(name), args.template, args.any_count, sets)
     except DataError as error:
         sys.exit(f"verl_ext: {error}")
 

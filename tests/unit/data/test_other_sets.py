@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.data.data_files import lines, published, write_lines, write_rows
 from verl_ext.allocation.pool import prompt_key
-from verl_ext.data import countdown, gsm8k, validation_sets
+from verl_ext.data import countdown, gsm8k, training_sets, validation_sets
 from verl_ext.data.rows import SCHEMA, DataError, answer_text
 from verl_ext.data.templates import TEMPLATES, ask, question_of
 from verl_ext.data.validation_sets import SETS, main, prepare
@@ -54,6 +54,26 @@ def test_problems_of_any_file_get_the_same_question(tmp_path):
     )
     assert len(together) == 613 and all(pq.read_schema(output).equals(SCHEMA) for output in outputs)
     assert amc[5]["extra_info"]["key"] == prompt_key("amc", amc[5]["prompt"], "5")
+
+
+def test_training_sets_are_read_with_their_own_columns(tmp_path, capsys):
+    """Rows as the published files have them: an answer as text, whole solutions beside it, a problem twice."""
+    deepmath = [{"question": f"Find {i}.", "final_answer": str(i), "difficulty": 5.0, "r1_solution_1": "x" * 100}
+                for i in range(7)]  # fmt: skip
+    polaris = [*problems(5, difficulty="3/8"), *problems(1), {"id": 9, "problem": "Find 4.", "answer": "5"}]
+    inputs = [f"deepmath={write_rows(tmp_path / 'd.parquet', deepmath, schema=None)}",
+              f"polaris={write_lines(tmp_path / 'p.jsonl', polaris)}"]  # fmt: skip
+    arguments = ["--input", *inputs, "--output", str(tmp_path / "out")]
+    main(arguments, sets=training_sets.SETS, kind="training")
+    made = {name: rows_of(tmp_path / f"out/{name}.parquet") for name in ("deepmath", "polaris")}
+    assert [row["reward_model"]["ground_truth"] for row in made["deepmath"]] == [str(i) for i in range(7)]
+    assert {row["data_source"] for row in made["polaris"]} == {"polaris"}
+    # A copy is folded; a prompt with two answers is dropped and listed.
+    assert [row["reward_model"]["ground_truth"] for row in made["polaris"]] == ["0", "1", "2", "3"]
+    assert "Find 4." in (tmp_path / "out/polaris.dropped.jsonl").read_text()
+    with pytest.raises(SystemExit):
+        main(["--input", f"aime_2024={tmp_path / 'p.jsonl'}"], sets=training_sets.SETS, kind="training")
+    assert "deepmath, math_train, polaris" in capsys.readouterr().err
 
 
 @pytest.mark.bad_input
