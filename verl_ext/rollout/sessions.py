@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from verl_ext.rollout.outcomes import OutcomeRule, read_outcome
+from verl_ext.rollout.outcomes import UNSCORED, OutcomeRule, plain, read_outcome, word
 from verl_ext.rollout.trajectories import row_key, row_tag
 
-UNSCORED = "unscored"
-"""Field in which a reward may say, in a word, why it gave no score; counted as allocation/unscored/<word>."""
+logger = logging.getLogger(__name__)
+
+_said: set[str] = set()
 
 
 @dataclass(slots=True)
@@ -53,7 +56,9 @@ class SessionReply:
     """(key, tag) of the session's rows in TransferQueue; empty where it failed or could not be scored."""
 
     error: str = ""
-    """Why it failed; or why it could not be scored: the reward's word for it (see UNSCORED), or no_score."""
+    """Why it failed; or why it could not be scored: the reward's word for it (see UNSCORED), or that of `Reading`."""
+    too_long: bool = False
+    """It failed because its prompt has more tokens than data.max_prompt_length."""
     started_at: float = 0.0
     """When the worker began its share of the round, by its monotonic clock: comparable with `scored_at` alone."""
     scored_at: float = 0.0
@@ -113,6 +118,29 @@ class GroupRun:
         return replies
 
 
+def fault_of(outputs: Any) -> str | None:
+    """What is wrong with what an agent loop returned for a session; None where nothing is."""
+    if not outputs or outputs[-1] is None:
+        return "the session gave no output"
+    for number, output in enumerate(outputs):
+        if not isinstance(output, AgentLoopOutput):
+            return f"output {number} of the session is a {type(output).__name__}, not an AgentLoopOutput"
+        if not output.response_ids:
+            return f"output {number} of the session's {len(outputs)} has no tokens"
+        if len(output.response_mask) != len(output.response_ids):
+            return (
+                f"output {number} of the session has {len(output.response_ids)} tokens, "
+                f"but a response_mask of {len(output.response_mask)}"
+            )
+    return None
+
+
+def _say_once(reason: str, said: str) -> None:
+    if reason not in _said and len(_said) < 64:
+        _said.add(reason)
+        logger.warning("%s; said once, and counted as allocation/unscored/%s", said, reason)
+
+
 def scored_reply(
     group: GroupRequest,
     session: int,
@@ -125,7 +153,8 @@ def scored_reply(
 
     Without a rule (validation) the score is taken as it is.
     """
-    correct, score = read_outcome(*scored, rule) if rule is not None else (None, scored[0])
+    reading = read_outcome(*scored, rule)
+    info = plain(scored[1]) if isinstance(scored[1], Mapping) else {}
     versions = [
         version
         for output in outputs
@@ -135,19 +164,21 @@ def scored_reply(
     reply = SessionReply(
         group.uid,
         session,
-        correct=correct,
-        score=score,
+        correct=reading.correct,
+        score=reading.score,
         prompt_tokens=len(outputs[0].prompt_ids),
         response_tokens=sum(len(output.response_ids) for output in outputs),
         min_version=min(versions),
         max_version=max(versions),
     )
-    if score is None:
-        reply.error = str((scored[1] or {}).get(UNSCORED) or "no_score")
+    if reading.score is None:
+        reply.error = word(info[UNSCORED]) if info.get(UNSCORED) else reading.reason
+        if reading.said:
+            _say_once(reading.reason, reading.said)
         return reply
     for index, output in enumerate(outputs):
-        output.reward_score = score
-        output.extra_fields["reward_extra_info"] = scored[1]
+        output.reward_score = reading.score
+        output.extra_fields["reward_extra_info"] = info
         lengths = len(output.prompt_ids), len(output.response_ids)
         own_versions = output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")
         reply.rows.append((row_key(group.uid, session, index), row_tag(*lengths, global_steps, *own_versions)))

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import ray
@@ -28,12 +29,17 @@ ABORT_EVERY_S, ABORT_WITHIN_S = 0.05, 5.0
 yet; after the second, they are cancelled here."""
 
 
+Report = tuple[str, list[SessionReply] | Exception]
+"""A group's uid, and the replies of its sessions or what its run raised: an answer that cannot be read, a dead server,
+a full storage. An error is a value here, so that it takes no other group's replies with it."""
+
+
 class StreamingSessions:
     """The part of a rollout worker that runs groups one by one."""
 
     def _init_streaming(self) -> None:
         self._runs: dict[str, GroupRun] = {}
-        self._complete: list[tuple[str, list[SessionReply] | Exception]] = []
+        self._complete: list[Report] = []
         self._news = asyncio.Event()
         self._stream = 0
 
@@ -43,12 +49,8 @@ class StreamingSessions:
             run = self._runs[group.uid] = GroupRun(group)
             run.whole = asyncio.create_task(self._run_to_the_end(run, global_steps, deadline_s))
 
-    async def next_groups(self) -> list[list[SessionReply]]:
-        """Wait for a group to be complete; the replies of all that are, in the order in which they were.
-
-        Raises:
-            Exception: what a group's run raised: an answer that cannot be read, a dead server, a full storage.
-        """
+    async def next_groups(self) -> list[Report]:
+        """Wait for a group to be complete; the reports of all that are, in the order in which they were."""
         stream = self._stream
         while not self._complete and stream == self._stream:
             self._news.clear()
@@ -56,22 +58,16 @@ class StreamingSessions:
         if stream != self._stream:
             return []  # of a step that broke off
         complete, self._complete = self._complete, []
-        for _, replies in complete:
-            if isinstance(replies, Exception):
-                raise replies
-        return [replies for _, replies in complete]
+        return complete
 
-    async def abort_groups(self, uids: list[str]) -> list[list[SessionReply]]:
-        """Cut these groups off; replies of those that were still here, complete or not."""
+    async def abort_groups(self, uids: list[str]) -> list[Report]:
+        """Cut these groups off; reports of those that were still here, complete or not."""
         runs = [self._runs[uid] for uid in uids if uid in self._runs]
         await self._cut_off(runs)
         wanted = set(uids)
         found = [entry for entry in self._complete if entry[0] in wanted]
         self._complete = [entry for entry in self._complete if entry[0] not in wanted]
-        for _, replies in found:
-            if isinstance(replies, Exception):
-                raise replies
-        return [replies for _, replies in found]
+        return found
 
     async def clear_stream(self) -> None:
         """A step broke off: nothing is running or waiting to be told after this."""
@@ -88,8 +84,11 @@ class StreamingSessions:
             for reply in replies:
                 reply.started_at = started_at
             self._complete.append((uid, replies))
-        except Exception as error:
+        except (OutcomeError, RewardError, RoundError) as error:
             self._complete.append((uid, error))
+        except Exception as error:
+            logger.exception("group %s failed", uid)
+            self._complete.append((uid, RoundError(f"group {uid} failed in its rollout worker: {error!r}")))
         finally:
             del self._runs[uid]
             self._news.set()
@@ -162,27 +161,24 @@ class GroupStream:
         return self._leave(self._arrived.popleft())
 
     def abort(self, uids: list[str]) -> list[SessionReply]:
-        """Cut these groups off; the replies of all their sessions in flight.
+        """Cut these groups off; the replies of all their sessions in flight: none of a group that has left.
 
         Raises:
-            RoundError, RewardError, OutcomeError: as `next`.
+            RoundError, RewardError, OutcomeError: as `next`; no group is waited for that is not in flight.
         """
-        wanted = {uid: self._sent[uid] for uid in uids}
+        wanted = {uid: self._sent[uid] for uid in uids if uid in self._sent}
         by_worker: dict[int, list[str]] = {}
         for uid, (i, *_) in wanted.items():
             by_worker.setdefault(i, []).append(uid)
         # Calls to an asynchronous actor may overtake each other: no abort before what it aborts has arrived.
         _get([call for *_, call in wanted.values()])
         found = _get([self._workers[i].abort_groups.remote(share) for i, share in by_worker.items()])
-        replies = {group[0].uid: group for answer in found for group in answer}
-        while missing := wanted.keys() - replies.keys():  # complete before, and on their way to `next`
-            here = [group for group in self._arrived if group[0].uid in missing]
-            if not here:
-                self._listen()
-                continue
-            replies |= {group[0].uid: group for group in here}
-            self._arrived = deque(group for group in self._arrived if group[0].uid not in missing)
-        return [reply for uid in uids for reply in self._leave(replies[uid])]
+        self._arrived.extend(self._whole(report for answer in found for report in answer))
+        while wanted.keys() - {group[0].uid for group in self._arrived}:  # complete before, and on their way to `next`
+            self._listen()
+        taken = {group[0].uid: group for group in self._arrived if group[0].uid in wanted}
+        self._arrived = deque(group for group in self._arrived if group[0].uid not in wanted)
+        return [reply for uid in wanted for reply in self._leave(taken[uid])]
 
     def clear(self) -> None:
         """A step broke off: nothing of it is left on the workers that still live."""
@@ -209,12 +205,29 @@ class GroupStream:
             )
         for call in ready:
             del self._waits[call]
-            self._arrived.extend(_get([call])[0])
+            self._arrived.extend(self._whole(_get([call])[0]))
+
+    def _whole(self, reports: Iterable[Report]) -> list[list[SessionReply]]:
+        """The replies of groups whose run raised nothing; if one did, they wait for `next`, and it is raised."""
+        whole, errors = [], []
+        for uid, said in reports:
+            if isinstance(said, Exception):
+                errors.append(said)
+                self._gone(uid)
+            else:
+                whole.append(said)
+        if errors:
+            self._arrived.extend(whole)
+            raise errors[0]
+        return whole
 
     def _leave(self, replies: list[SessionReply]) -> list[SessionReply]:
-        i, n, *_ = self._sent.pop(replies[0].uid)
-        self._load[i] -= n
+        self._gone(replies[0].uid)
         return replies
+
+    def _gone(self, uid: str) -> None:
+        i, n, *_ = self._sent.pop(uid)
+        self._load[i] -= n
 
 
 def _get(calls: list[Any]) -> list[Any]:

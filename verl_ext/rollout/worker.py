@@ -11,7 +11,6 @@ the loop keeps no state), the reward call and the TransferQueue put (one of each
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import os
 import time
@@ -32,13 +31,23 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.allocation import RoundError
 from verl_ext.rollout.engine_client import GroupLLMClient
+from verl_ext.rollout.lengths import PromptTooLong, end_tokens, refuse_long_prompts
 from verl_ext.rollout.logs import show_own_logs
-from verl_ext.rollout.outcomes import OutcomeError, OutcomeRule, finite_or_none
+from verl_ext.rollout.outcomes import OutcomeError, OutcomeRule
 from verl_ext.rollout.reward_calls import RewardError, RewardWorkers, maker
 from verl_ext.rollout.round_errors import storage_problem
-from verl_ext.rollout.sessions import PROGRESS, UNSCORED, GroupRequest, GroupRun, Progress, SessionReply, scored_reply
+from verl_ext.rollout.scoring import GroupScoring
+from verl_ext.rollout.sessions import (
+    PROGRESS,
+    GroupRequest,
+    GroupRun,
+    Progress,
+    SessionReply,
+    fault_of,
+    scored_reply,
+)
 from verl_ext.rollout.streaming import GroupStream, StreamingSessions
-from verl_ext.rollout.trajectories import at_limit, reward_batch, row_fields
+from verl_ext.rollout.trajectories import row_fields
 from verl_ext.rollout.validation import ValidationSessions
 
 logger = logging.getLogger(__name__)
@@ -66,7 +75,7 @@ class _InlineExecutor:
         return future
 
 
-class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, _VerlWorker):
+class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, GroupScoring, _VerlWorker):
     """verl's agent-loop worker with rounds beside its own generate_sequences (which validation goes on using)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -84,6 +93,7 @@ class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, _VerlWorke
             list(self.reward_loop_worker_handles or []), maker(self.config), self.config.allocation.reward_deadline_s
         )
         self._agent_loops: dict[str, Any] = {}
+        self._end_tokens = end_tokens(getattr(self, "tokenizer", None), getattr(self, "model_config", None))
         self._init_streaming()
 
     async def generate_round(
@@ -152,16 +162,21 @@ class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, _VerlWorke
             elif (error := task.exception()) is not None:
                 if isinstance(error, RoundError):
                     raise error
-                replies[session] = SessionReply(group.uid, session, failed=True, error=repr(error))
-                logger.error("session %s of group %s failed", session, group.uid, exc_info=error)
-            elif not task.result() or not task.result()[-1].response_ids:
-                replies[session] = SessionReply(group.uid, session, failed=True, error="the session gave no tokens")
+                too_long = isinstance(error, PromptTooLong)
+                replies[session] = SessionReply(group.uid, session, failed=True, error=repr(error), too_long=too_long)
+                if not too_long:
+                    logger.error("session %s of group %s failed", session, group.uid, exc_info=error)
+                elif session == group.first:
+                    logger.error("a prompt of data_source %r is left out: %s", group.prompt.get("data_source"), error)
+            elif fault := fault_of(task.result()):
+                replies[session] = SessionReply(group.uid, session, failed=True, error=fault)
+                logger.error("session %s of group %s failed: %s", session, group.uid, fault)
             else:
                 outputs[session] = task.result()
 
         if not run.aborted:
             until = time.monotonic() + deadline_s
-            run.scoring = asyncio.create_task(self._score(group, outputs, global_steps, until))
+            run.scoring = asyncio.create_task(self._score(group, outputs, global_steps, until, validates))
             await asyncio.wait([run.scoring])
         if run.aborted:
             return run.aborted_replies(outputs)
@@ -175,10 +190,17 @@ class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, _VerlWorke
             if reply.score is None:
                 continue
             fields = self._prompt_fields(group, session, global_steps)
-            for (key, tag), output in zip(reply.rows, session_outputs, strict=True):
+            try:
+                session_rows = [row_fields(self, output, fields) for output in session_outputs]
+            except Exception as error:  # of one session's outputs: the others are whole
+                logger.error("session %s of group %s cannot be stored", session, group.uid, exc_info=error)
+                tokens = reply.prompt_tokens, reply.response_tokens
+                replies[session] = SessionReply(group.uid, session, None, None, *tokens, failed=True, error=repr(error))
+                continue
+            rows += session_rows
+            for key, tag in reply.rows:
                 keys.append(key)
                 tags.append(tag)
-                rows.append(row_fields(self, output, fields))
         if keys:
             fields = list_of_dict_to_tensordict(rows)
             try:
@@ -189,17 +211,6 @@ class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, _VerlWorke
         for reply in replies.values():
             reply.scored_at = now
         return [replies[session] for session in sorted(replies)]
-
-    def _truncated(self, outputs: list[AgentLoopOutput]) -> bool:
-        return at_limit(self, outputs[-1])
-
-    def _reward_fields(
-        self, group: GroupRequest, session: int, outputs: list[AgentLoopOutput], global_steps: int
-    ) -> dict[str, Any]:
-        """The prompt's fields for the reward: extra_info is a copy, and says whether the response was cut off."""
-        fields = self._prompt_fields(group, session, global_steps)
-        fields["extra_info"] = dict(fields.get("extra_info") or {}) | {"truncated": self._truncated(outputs)}
-        return fields
 
     def _prompt_fields(self, group: GroupRequest, session: int, global_steps: int) -> dict[str, Any]:
         fields = {k: v for k, v in group.prompt.items() if k not in ("agent_name", "__rollout_n__", "__do_sample__")}
@@ -239,79 +250,12 @@ class AllocatedAgentLoopWorker(StreamingSessions, ValidationSessions, _VerlWorke
             data_config=DictConfigWrap(self.config.data),
             tools=ToolListWrap(self.tools),
         )
+        if self.config.data.get("truncation") != "left":
+            refuse_long_prompts(loop)
         if type(loop) is SingleTurnAgentLoop:
             loop.loop = _InlineExecutor()
             self._agent_loops[name] = loop
         return loop
-
-    async def _score(
-        self, group: GroupRequest, outputs: dict[int, list[AgentLoopOutput]], global_steps: int, until: float
-    ) -> dict[int, tuple[Any, dict[str, Any]]]:
-        """(score, reward_extra_info) a session; one reward call for the group, one a session if that call fails.
-
-        Answers whose reward raises, hangs, or cannot be had before `until` (monotonic clock) get None for a score.
-        """
-        scores: dict[int, tuple[Any, dict[str, Any]]] = {}
-        plain = []
-        for session, session_outputs in outputs.items():
-            final = session_outputs[-1]
-            if final.reward_score is not None:
-                scores[session] = final.reward_score, final.extra_fields.get("reward_extra_info", {})
-            elif len(session_outputs) > 1:
-                scores[session] = await self._score_alone(group, session, session_outputs, global_steps, until)
-            else:
-                plain.append(session)
-        if plain:
-            fields = [self._reward_fields(group, session, outputs[session], global_steps) for session in plain]
-            batch = reward_batch([outputs[session][-1] for session in plain], fields)
-            try:
-                results = await self.rewards.call(lambda worker: worker.compute_score_batch.remote(batch))
-                for session, result in zip(plain, results, strict=True):
-                    scores[session] = result["reward_score"], result.get("reward_extra_info", {})
-            except (TimeoutError, ray.exceptions.RayError) as error:
-                # One answer's reward raised or hung and took the batch with it: find out whose, keep the others.
-                logger.warning("scoring group %s at once failed (%r); scoring one by one", group.uid, error)
-                apart = not isinstance(error, ray.exceptions.RayTaskError)
-                alone = [self._score_alone(group, s, outputs[s], global_steps, until, apart) for s in plain]
-                scores.update(zip(plain, await asyncio.gather(*alone), strict=True))
-        return {session: (finite_or_none(score), extra) for session, (score, extra) in scores.items()}
-
-    async def _score_alone(
-        self,
-        group: GroupRequest,
-        session: int,
-        outputs: list[AgentLoopOutput],
-        global_steps: int,
-        until: float,
-        apart: bool = False,
-    ) -> tuple[Any, dict[str, Any]]:
-        """One answer's (score, reward_extra_info), by verl's own code, which sends a session's outputs together.
-
-        Args:
-            apart: on a worker where nothing else is scored meanwhile.
-        """
-        fields = self._reward_fields(group, session, outputs, global_steps)
-        whose = f"session {session} of group {group.uid}"
-
-        async def ask(worker: Any) -> tuple[Any, dict[str, Any]]:
-            asking, final = copy.copy(self), copy.copy(outputs[-1])
-            asking.reward_loop_worker_handles = [worker]
-            extra_info = dict(fields.get("extra_info") or {})
-            await asking._compute_score([*outputs[:-1], final], kwargs=fields | {"extra_info": extra_info})
-            return final.reward_score, final.extra_fields.get("reward_extra_info", {})
-
-        try:
-            if not apart:
-                try:
-                    return await self.rewards.call(ask)
-                except ray.exceptions.RayTaskError:
-                    raise
-                except (TimeoutError, ray.exceptions.RayActorError):
-                    pass
-            return await self.rewards.call_apart(ask, until, whose) or (None, {UNSCORED: "hung"})
-        except ray.exceptions.RayError as error:
-            logger.error("the reward of %s raised: not scored", whose, exc_info=error)
-            return None, {UNSCORED: "raised"}
 
 
 class AllocatedAgentLoopManager(AgentLoopManagerTQ):

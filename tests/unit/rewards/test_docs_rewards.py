@@ -24,13 +24,13 @@ def test_reasons():
     """Every reason that the code gives, found as the word it is written as."""
     root = DOC.parents[1] / "verl_ext"
     given = set()
-    for path in (*root.glob("rewards/*.py"), root / "rollout/worker.py", root / "rollout/sessions.py"):
+    for path in (*root.glob("rewards/*.py"), root / "rollout/scoring.py", root / "rollout/outcomes.py"):
         text = path.read_text()
         given |= set(re.findall(r'_unscored\("(\w+)"', text))
         given |= set(re.findall(r'Unscored\(\s*"(\w+)"', text))
         given |= set(re.findall(r'"deadline" if .* else "(\w+)"', text))
         given |= set(re.findall(r'"unscored": "(\w+)"', text))
         given |= set(re.findall(r'UNSCORED: "(\w+)"', text))
-        given |= set(re.findall(r'UNSCORED\) or "(\w+)"', text))
+        given |= set(re.findall(r'None, None, "(\w+)"', text))
     documented = {name for row in rows("| reason | |") for name in re.findall(r"`(\w+)`", row[0])}
     assert documented == given

@@ -68,7 +68,8 @@ def no_worker(monkeypatch):
 def test_plain_answers(no_worker, answer, truth, right):
     result = score(answer, truth)
     assert (result["score"], result["acc"], result["unscored"]) == (float(right), right, None)
-    assert read_outcome(result["score"], result, OutcomeRule()) == (right, float(right))
+    reading = read_outcome(result["score"], result, OutcomeRule())
+    assert (reading.correct, reading.score) == (right, float(right))
     assert isinstance(result["pred"], str) and len(result["pred"]) <= 200
 
 
@@ -76,7 +77,8 @@ def test_plain_answers(no_worker, answer, truth, right):
 def test_a_response_that_is_no_text_is_unscored(no_worker, answer):
     result = score(answer, "34")
     assert result == {"score": None, "acc": None, "pred": "[INVALID]", "unscored": "not_text"}
-    assert read_outcome(result["score"], result, OutcomeRule()) == (None, None)
+    reading = read_outcome(result["score"], result, OutcomeRule())
+    assert (reading.correct, reading.score) == (None, None)
 
 
 @pytest.mark.bad_input

@@ -68,7 +68,10 @@ def test_what_is_unscored_is_counted_by_name():
     [
         ((None, {"acc": None, "unscored": "memory"}), "memory"),
         ((None, {}), "no_score"),
-        ((float("nan"), {"acc": 1.0}), "no_score"),
+        ((float("nan"), {"acc": 1.0}), "score_is_nan"),
+        ((1.0, {"acc": [1]}), "acc_is_list"),
+        ((None, {"unscored": "took too long: 3 s"}), "took_too_long_3_s"),
+        ((None, "no dictionary"), "no_score"),
         ((0.0, {"acc": False, "unscored": None}), ""),
     ],
 )
