@@ -10,7 +10,7 @@ import pytest
 
 base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
 import transfer_queue as tq  # noqa: E402
-from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker  # noqa: E402
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopManager, AgentLoopWorker  # noqa: E402
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop  # noqa: E402
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker  # noqa: E402
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo  # noqa: E402
@@ -61,6 +61,11 @@ def test_the_verl_installed_is_the_one_required():
             Trainer._val_metrics_update,
             ["self", "data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns", "expected_acc_counts"],
         ),
+        (
+            Trainer._dump_generations,
+            ["self", "inputs", "outputs", "gts", "scores", "reward_extra_infos_dict", "dump_path"],
+        ),
+        (AgentLoopBase._cap_text_prompt_length, ["self", "prompt_ids"]),
         (Trainer._save_checkpoint, ["self"]),
         (Trainer._load_checkpoint, ["self"]),
         (Trainer.on_validate_begin, ["self"]),
@@ -141,8 +146,6 @@ def test_the_single_turn_loop_keeps_no_state_of_a_rollout():
 
 
 def test_the_single_turn_loop_uses_its_event_loop_as_an_executor_only():
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-
     source = inspect.getsource(AgentLoopBase) + inspect.getsource(SingleTurnAgentLoop)
     calls = source.count("self.loop.run_in_executor(\n            None,\n            lambda:")
     assert source.count("self.loop.") == calls > 0

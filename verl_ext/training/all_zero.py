@@ -1,4 +1,4 @@
-"""What the rewards of a step said, and a warning when no answer is right step after step.
+"""What the rewards of a step said, and a warning when they teach nothing step after step.
 
 Rewards that are all zero look like a hard data set, but are mostly an answer format that the reward does not read. Two
 answers beside what was expected tell the two apart at a glance.
@@ -23,6 +23,7 @@ class Reply(Protocol):
     correct: bool | None
     failed: bool
     aborted: bool
+    too_long: bool
     error: str
     rows: Sequence[Any]
 
@@ -35,11 +36,15 @@ class StepTally:
     wrong: int = 0
     unscored: Counter[str] = field(default_factory=Counter)
     """Rollouts with a response but without a score, by the reward's own word for the reason."""
+    too_long: set[str] = field(default_factory=set)
+    """Groups whose prompts have more tokens than data.max_prompt_length."""
     wrong_sessions: list[tuple[str, int]] = field(default_factory=list)
     """(group, session) of the first wrong answers, each of another group."""
 
     def add(self, reply: Reply) -> None:
         """Count one rollout; one without a response is none of the reward's."""
+        if reply.too_long:
+            self.too_long.add(reply.uid)
         if reply.failed or reply.aborted:
             return
         if reply.correct is None:
@@ -53,8 +58,9 @@ class StepTally:
                 self.wrong_sessions.append((reply.uid, reply.session))
 
     def metrics(self) -> dict[str, float]:
-        """`unscored/<reason>`, for the reasons that there were."""
-        return {f"unscored/{reason}": float(count) for reason, count in sorted(self.unscored.items())}
+        """`unscored/<reason>`, for the reasons that there were, and `prompts_too_long`, where there were any."""
+        found = {f"unscored/{reason}": float(count) for reason, count in sorted(self.unscored.items())}
+        return found | ({"prompts_too_long": float(len(self.too_long))} if self.too_long else {})
 
 
 @dataclass(frozen=True)
@@ -81,23 +87,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= _OTHER_CHARS else text[:_OTHER_CHARS] + "..."
 
 
-class AllZeroWatch:
-    """Says when to warn: after `after` steps in a row without a right answer, then after twice as many, and so on.
+class Streak:
+    """Steps in a row of one kind, and when to warn of them: after `after`, then after twice as many, and so on.
 
     The count starts at 0 in a resumed run.
+
+    Args:
+        after: steps in a row; None never warns.
     """
 
     def __init__(self, after: int | None) -> None:
         self.after = after
         self.steps = 0
-        """Steps in a row without a right answer."""
+        """Steps in a row."""
         self._next = after
 
-    def is_due(self, tally: StepTally) -> bool:
-        """Count a step that has ended; whether a warning is due. A step without any answer counts for nothing."""
-        if not tally.right and not tally.wrong and not tally.unscored:
-            return False
-        if tally.right:
+    def add(self, of_the_kind: bool) -> bool:
+        """Count a step that has ended; whether a warning is due."""
+        if not of_the_kind:
             self.steps, self._next = 0, self.after
             return False
         self.steps += 1
@@ -105,6 +112,33 @@ class AllZeroWatch:
             return False
         self._next = 2 * self.steps
         return True
+
+
+class NoGradientWatch(Streak):
+    """Warns of steps whose rewards teach the policy nothing although answers are right."""
+
+    def is_due(self, no_gradient: bool) -> bool:
+        """Count a step; whether a warning is due."""
+        return self.add(no_gradient)
+
+    def message(self, tally: StepTally) -> str:
+        """The warning."""
+        seen = "every answer was right" if not tally.wrong else "all answers to a prompt scored alike"
+        return (
+            f"no gradient in {self.steps} steps in a row: in the last, {seen} ({tally.right} right, {tally.wrong} "
+            f"wrong), and where a group's scores do not differ its advantages are 0; choose harder data, or an "
+            f"allocator that goes on to other prompts (allocation/allocator=dynamic_sampling or sara, for instance)"
+        )
+
+
+class AllZeroWatch(Streak):
+    """Warns of steps without a right answer."""
+
+    def is_due(self, tally: StepTally) -> bool:
+        """Count a step that has ended; whether a warning is due. A step without any answer counts for nothing."""
+        if not tally.right and not tally.wrong and not tally.unscored:
+            return False
+        return self.add(not tally.right)
 
     def message(self, tally: StepTally, samples: Sequence[Sample]) -> str:
         """The warning."""

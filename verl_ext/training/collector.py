@@ -14,11 +14,14 @@ from transfer_queue import KVBatchMeta
 
 import verl_ext
 from verl_ext.allocation import Allocation, Fate, GroupStatistics, PromptPool, StateError, load_state, save_state
+from verl_ext.allocation.collect import Collected
+from verl_ext.allocation.statistics import normalised_over
 from verl_ext.rollout.worker import AllocatedAgentLoopManager
 from verl_ext.runs.outcome_records import OutcomeRecorder
-from verl_ext.training.all_zero import AllZeroWatch
+from verl_ext.training.all_zero import AllZeroWatch, NoGradientWatch
 from verl_ext.training.backend import PARTITION, TransferQueueBackend
 from verl_ext.training.batch import StepBudget
+from verl_ext.training.group_advantage import flat_groups
 from verl_ext.training.prompts import PromptRows
 from verl_ext.training.settings import TrainingSettings
 
@@ -45,9 +48,12 @@ class Collector:
         self.ledger_record: dict[str, Any] = {}
         self.statistics: dict[str, GroupStatistics] = {}
         """By uid of the groups in the batch: mean and standard deviation over all their scored rollouts."""
+        self.flat: set[str] = set()
+        """Uids of the groups in the batch whose scores do not differ: no gradient comes of them."""
         self.skipped_updates = 0
         self.backend = TransferQueueBackend(prompts, settings.deadline_s)
         self.all_zero = AllZeroWatch(settings.all_zero_steps)
+        self.no_gradient = NoGradientWatch(settings.all_zero_steps)
         self.recorder = OutcomeRecorder(settings.record, prompts.keys) if settings.record else None
 
     def connect(self, manager: Any) -> None:
@@ -86,7 +92,8 @@ class Collector:
         if self.recorder:
             self.recorder.end_step()
         self.statistics = collected.statistics
-        self._watch_rewards()
+        self._note_flat_groups(collected)
+        self._watch_rewards(len(self.flat) == len(collected.groups) and self.budget.min_group_rows > 1)
         self.backend.release(collected.dropped)
         keys, tags = self.backend.rows(collected.kept)
         skipped = len(keys) < self.budget.mini_batches
@@ -107,6 +114,7 @@ class Collector:
             metrics["allocation/round_gap_max_s"] = max(self.backend.round_gaps)
         metrics["allocation/collect_s"] = collect_s
         metrics |= {f"allocation/{name}": value for name, value in self.backend.tally.metrics().items()}
+        metrics["allocation/groups_without_gradient"] = float(len(self.flat))
         metrics["allocation/skipped_updates"] = self.skipped_updates
         metrics["allocation/duplicate_prompts"] = self.prompts.duplicates
         if skipped:
@@ -117,9 +125,17 @@ class Collector:
             )
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=tags), metrics
 
-    def _watch_rewards(self) -> None:
-        """Warn of rewards that are all zero, with answers whose rows are freed after this."""
+    def _note_flat_groups(self, collected: Collected) -> None:
+        compared = collected.kept
+        if normalised_over(self.allocation.allocator, self.allocation.downsampler) == "group":
+            compared = [outcome for group in collected.groups for outcome in group.outcomes]
+        self.flat = flat_groups(compared, self.allocation.allocator.settings.tolerance)
+
+    def _watch_rewards(self, no_gradient: bool) -> None:
+        """Warn of rewards that are all zero or teach nothing, with answers whose rows are freed after this."""
         tally = self.backend.tally
+        if self.no_gradient.is_due(no_gradient and tally.right > 0):
+            logger.warning("%s", self.no_gradient.message(tally))
         if self.all_zero.is_due(tally):
             try:
                 samples = self.backend.wrong_samples()

@@ -27,16 +27,23 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
 from verl_ext.allocation.statistics import normalised_over
+from verl_ext.rollout.outcomes import plain
 from verl_ext.rollout.validation import look_at
 from verl_ext.runs import checkpoints
 from verl_ext.runs.folder import RunFolder
 from verl_ext.runs.line_file import NotWrittenError
 from verl_ext.training.batch import spread_padding
 from verl_ext.training.collector import Collector, NoUpdate
-from verl_ext.training.group_advantage import group_advantages
+from verl_ext.training.group_advantage import (
+    RELATIVE_ESTIMATORS,
+    check_sessions,
+    group_advantages,
+    without_advantage,
+)
 from verl_ext.training.prompts import PromptRows
 from verl_ext.training.settings import MODE, TrainingSettings, resolve_budget, rows_multiple
 from verl_ext.training.stopping import StopRequest
+from verl_ext.training.validation import is_nothing, numbers_alone, or_nothing, without
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
@@ -56,13 +63,16 @@ class AllocatedReplayBuffer(ReplayBuffer):
 
     collector: Collector | None = None
     _looked_at = 0.0
+    pad_token: int = 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """A training sample runs the rounds of one step; validation's is verl's own."""
+        """A training sample runs the rounds of one step; validation's is verl's own, and never empty."""
         if partition_id != "train":
-            sampled = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+            batch, metrics = super().sample(
+                global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+            )
             look_at(self.collector.backend.manager.agent_loop_workers)
-            return sampled
+            return or_nothing(batch, self.pad_token), metrics
         return self.collector.sample(global_steps)
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -76,6 +86,9 @@ class AllocatedReplayBuffer(ReplayBuffer):
 @register_trainer(MODE)
 class PPOTrainerAllocated(PPOTrainerSync):
     """verl's synchronous trainer with rollouts allocated by rules."""
+
+    _warned_of: set[str] = set()
+    """Variables of the reward that are no numbers, and were said to be."""
 
     def __init__(self, config: DictConfig) -> None:
         self.settings = TrainingSettings.from_config(config)
@@ -128,6 +141,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         self.prompts = PromptRows(self.train_dataset, self.config.data)
         self.collector = Collector(self.settings, self.budget, self.prompts)
         self.replay_buffer.collector = self.collector
+        self.replay_buffer.pad_token = self.tokenizer.pad_token_id or 0
         logger.info("allocation: %s", self.budget.describe())
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -166,8 +180,15 @@ class PPOTrainerAllocated(PPOTrainerSync):
     def _val_metrics_update(
         self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
     ) -> dict:
-        """verl's, which resamples each variable of each prompt a thousand times: without those that repeat another."""
-        infos, wanted = reward_extra_infos_dict, sum((expected_acc_counts or {}).values()) or len(sample_uids)
+        """verl's, on values that are numbers, and without variables that repeat another: verl resamples each of each
+        prompt a thousand times."""
+        rows = [i for i, uid in enumerate(sample_uids) if not is_nothing(uid)]
+        if len(rows) < len(sample_uids):
+            data_sources, sample_uids, sample_turns = (
+                [values[i] for i in rows] for values in (data_sources, sample_uids, sample_turns)
+            )
+        infos = numbers_alone(without(rows, reward_extra_infos_dict), self._warned_of)
+        wanted = sum((expected_acc_counts or {}).values()) or len(sample_uids)
         if infos.get("score") == infos["reward"]:
             infos.pop("score")
         if infos.get("acc") == infos["reward"]:
@@ -180,6 +201,13 @@ class PPOTrainerAllocated(PPOTrainerSync):
         # verl takes what is missing for wrong.
         metrics["allocation/val_lost"] = wanted - len(sample_uids)
         return metrics
+
+    def _dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path):
+        """verl's, of answers that there are, and of truths that have a JSON form."""
+        rows = [i for i, key in enumerate(reward_extra_infos_dict["uid"]) if not is_nothing(key)]
+        inputs, outputs, gts, scores = ([values[i] for i in rows] for values in (inputs, outputs, gts, scores))
+        infos = without(rows, reward_extra_infos_dict)
+        super()._dump_generations(inputs, outputs, plain(gts), scores, infos, dump_path)
 
     def on_train_begin(self) -> None:
         """As `on_validate_begin`, for runs that do not validate first."""
@@ -242,9 +270,12 @@ class PPOTrainerAllocated(PPOTrainerSync):
         self.run_folder.end_step(metrics, global_steps, self.total_training_steps, self.stopped)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict, rollout_data_dir: str) -> None:
-        """A step without an update has no rows to log."""
-        if not _is_skipped(batch):
-            super()._log_rollout_data(batch, timing_raw, rollout_data_dir)
+        """Rollouts alone: neither padding, nor what stands for a step without an update."""
+        rows = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        if rows:
+            keys, tags = [batch.keys[i] for i in rows], [batch.tags[i] for i in rows]
+            rollouts = KVBatchMeta(partition_id=batch.partition_id, keys=keys, tags=tags)
+            super()._log_rollout_data(rollouts, timing_raw, rollout_data_dir)
 
     # ------------------------------------------------ rows, ranks and mini-batches
 
@@ -272,11 +303,17 @@ class PPOTrainerAllocated(PPOTrainerSync):
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Where a rule says so, GRPO's mean and deviation are those of the whole group, not of the rows kept."""
+        """Where a rule says so, GRPO's mean and deviation are those of the whole group, not of the rows kept; a group
+        whose scores do not differ has advantages of exactly 0."""
+        algorithm = self.config.algorithm
+        check_sessions(batch, algorithm.adv_estimator)
         batch = super()._compute_advantage(batch, metrics)
         if normalised_over(self.collector.allocation.allocator, self.collector.allocation.downsampler) == "group":
-            divide = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+            divide = algorithm.get("norm_adv_by_std_in_grpo", True)
             batch = group_advantages(batch, self.collector.statistics, divide)
+        # With the KL penalty in the reward, rows of equal scores differ; a whitened batch has another zero.
+        if algorithm.adv_estimator in RELATIVE_ESTIMATORS and not algorithm.use_kl_in_reward:
+            batch = without_advantage(batch, self.collector.flat)
         return batch
 
     def _update_info(self, mini_batches: int, part: DictConfig) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import ray
 
+from verl_ext.allocation import RoundError
 from verl_ext.rollout import streaming
 from verl_ext.rollout.outcomes import OutcomeError
-from verl_ext.rollout.round_errors import RoundError
 from verl_ext.rollout.sessions import GroupRequest, SessionReply
 from verl_ext.rollout.streaming import GroupStream
 

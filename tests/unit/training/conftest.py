@@ -108,7 +108,7 @@ def made(queue, monkeypatch, tmp_path):
         trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[Rewards()])
         trainer.checkpoint_manager = SimpleNamespace(update_weights=lambda _: None, sleep_replicas=lambda: None)
         trainer.checkpoint_callback = trainer_base.build_checkpoint_callback(config)
-        trainer.tokenizer, trainer.processor = SimpleNamespace(eos_token_id=0), None
+        trainer.tokenizer, trainer.processor = SimpleNamespace(eos_token_id=0, pad_token_id=0), None
         trainer.actor_rollout_wg = Actor(ranks)
         trainer.validated, trainer.logged, trainer.saved = [], [], []
         logged = SimpleNamespace(log=lambda data, step: trainer.logged.append((step, dict(data))))

@@ -11,7 +11,7 @@ import torch
 from verl_ext.rollout.outcomes import OutcomeRule
 from verl_ext.rollout.sessions import GroupRequest, SessionReply, scored_reply
 from verl_ext.training import backend as backend_module
-from verl_ext.training.all_zero import AllZeroWatch, Sample, StepTally
+from verl_ext.training.all_zero import AllZeroWatch, NoGradientWatch, Sample, StepTally
 from verl_ext.training.backend import TransferQueueBackend
 from verl_ext.training.collector import Collector
 
@@ -118,16 +118,16 @@ def collector(monkeypatch):
 
     monkeypatch.setattr(backend_module.tq, "kv_batch_get", kv_batch_get)
     collector = object.__new__(Collector)
-    collector.all_zero = AllZeroWatch(2)
+    collector.all_zero, collector.no_gradient = AllZeroWatch(2), NoGradientWatch(2)
     collector.backend = TransferQueueBackend(Prompts(), 1.0)
     collector.backend.manager = SimpleNamespace(generate_round=lambda groups, step, deadline: collector.replies)
 
-    def step(number, replies):
+    def step(number, replies, no_gradient=True):
         collector.replies = replies
         collector.backend.begin_step(number)
         groups = [SimpleNamespace(uid=uid, prompt=row) for row, uid in enumerate("ab")]
         collector.backend.generate([SimpleNamespace(group=group, first=0, n=1) for group in groups])
-        collector._watch_rewards()
+        collector._watch_rewards(no_gradient)
 
     collector.step = step
     return collector
@@ -159,3 +159,26 @@ def test_a_step_ends_also_where_no_sample_can_be_read(collector, caplog, monkeyp
         True,
         True,
     ]
+
+
+def test_steps_whose_right_answers_teach_nothing_are_warned_of_in_the_words_of_the_policy(collector, caplog):
+    caplog.set_level(logging.WARNING, logger="verl_ext.training.collector")
+    right = [reply("a", correct=True), reply("b", correct=True)]
+    for number in range(1, 5):
+        collector.step(number, right)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert all("no gradient in" in text and "every answer was right" in text for text in messages)
+    assert "2 steps in a row" in messages[0] and "4 steps in a row" in messages[1]
+    # A mixed step starts the count anew; groups that are right or wrong throughout teach nothing together, either.
+    collector.step(5, [reply("a"), reply("b", correct=True)], no_gradient=False)
+    collector.step(6, [reply("a"), reply("b", correct=True)])
+    assert len(caplog.records) == 2
+    collector.step(7, [reply("a"), reply("b", correct=True)])
+    assert "all answers to a prompt scored alike (1 right, 1 wrong)" in caplog.records[-1].getMessage()
+
+
+def test_prompts_that_are_too_long_are_counted_once_a_prompt():
+    long = {"correct": None, "failed": True, "too_long": True}
+    counted = tally(*(reply(uid, session, **long) for uid in "ab" for session in (0, 1)))
+    assert counted.metrics() == {"prompts_too_long": 2.0}
