@@ -13,8 +13,16 @@ from typing import Any
 from transfer_queue import KVBatchMeta
 
 import verl_ext
-from verl_ext.allocation import Allocation, Fate, GroupStatistics, PromptPool, StateError, load_state, save_state
-from verl_ext.allocation.collect import Collected
+from verl_ext.allocation import (
+    Allocation,
+    Collected,
+    Fate,
+    GroupStatistics,
+    PromptPool,
+    StateError,
+    load_state,
+    save_state,
+)
 from verl_ext.allocation.statistics import normalised_over
 from verl_ext.rollout.worker import AllocatedAgentLoopManager
 from verl_ext.runs.outcome_records import OutcomeRecorder
