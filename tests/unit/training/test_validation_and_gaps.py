@@ -77,14 +77,14 @@ def test_a_rollout_worker_that_died_ends_a_validation(monkeypatch):
 
 def test_verls_wait_for_a_validation_looks_whether_it_can_end(monkeypatch):
     """While verl waits for prompts that will never come back, and once more when all have."""
-    looks = []
+    looks, batch = [], SimpleNamespace(keys=["u_0_0"])
     monkeypatch.setattr(trainer_module, "look_at", looks.append)
     monkeypatch.setattr(ReplayBuffer, "_sync_metadata_from_transfer_queue", lambda self: None)
-    monkeypatch.setattr(ReplayBuffer, "sample", lambda self, **given: ("batch", given["partition_id"]))
+    monkeypatch.setattr(ReplayBuffer, "sample", lambda self, **given: (batch, given["partition_id"]))
     buffer = object.__new__(AllocatedReplayBuffer)
     manager = SimpleNamespace(agent_loop_workers=["worker"])
     buffer.collector = SimpleNamespace(backend=SimpleNamespace(manager=manager))
-    assert buffer.sample(3, "val", 8) == ("batch", "val") and looks == [["worker"]]
+    assert buffer.sample(3, "val", 8) == (batch, "val") and looks == [["worker"]]
     for _ in range(3):
         buffer._sync_metadata_from_transfer_queue()
     assert len(looks) == 2, "not at each of verl's polls"
