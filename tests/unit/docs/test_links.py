@@ -11,6 +11,7 @@ PAGES = [
     page
     for pattern in ("*.md", "docs/*.md", "recipes/*/*.md", "examples/*.md", "benchmarks/**/*.md")
     for page in ROOT.glob(pattern)
+    if not page.name.endswith("_text.md")  # becomes a part of a page in docs/
 ]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
