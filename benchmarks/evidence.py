@@ -24,16 +24,18 @@ from verl_ext.lab.study import Job, run_missing  # noqa: E402
 RESULTS = Path(__file__).parent / "results" / "evidence"
 
 OURS = "marginal_signal"
-LEADING = ("grpo_64x4", OURS, "greso_sara", "cero", "mopps_64x4", "grpo")
+LEADING = ("grpo_64x4", OURS, "greso_sara", "cero", "mopps_64x4")
 """Recipes that could be the best of some regime: they get the most runs."""
-OTHERS = ("sara", "greso_64x4", "vip_64x4", "hora", "knapsack", "reinforce_ada", "dapo", "dps", "dps_sara", "cero_sara")
+OTHERS = (
+    "grpo", "sara", "greso_64x4", "vip_64x4", "hora", "knapsack", "reinforce_ada", "dapo", "dps", "dps_sara",
+    "cero_sara",
+)  # fmt: skip
 SIZES = ("grpo_128x2", "grpo_16x16", "grpo_8x32", "grpo_4x64", "sara_8x32", "pilot_commit_8x32", "pods_16x32")
 """Group sizes other than the best."""
-REGIMES = (
-    ("balanced", None), ("sparse", None), ("impossible", 0.2), ("impossible", 0.3), ("impossible", 0.6),
-    ("skills", None), ("long", None), ("graded", None),
-)  # fmt: skip
-"""Tasks, and shares of hopeless training prompts."""
+CORE = (("impossible", 0.6), ("balanced", None), ("sparse", None))
+"""Tasks, and shares of hopeless training prompts, that `marginal_signal` was made on, too."""
+UNSEEN = (("skills", None), ("graded", None), ("impossible", 0.2), ("long", None), ("impossible", 0.3))
+"""Regimes that no rule was made on."""
 ROLLOUTS = {"long": 8192}
 """Rollouts of a run where not 16,384: long answers are learned sooner, and cost more."""
 
@@ -55,10 +57,12 @@ class Part:
 
 
 PLAN = (
-    Part("lead", LEADING, REGIMES, (1, 2, 3), (0,)),
-    Part("screen", OTHERS, (("balanced", None), ("sparse", None), ("impossible", 0.6)), (1,), (0, 1)),
-    Part("sizes", SIZES, (("balanced", None), ("sparse", None)), (1,), (0, 1)),
-    Part("lead", LEADING, REGIMES, (1, 2, 3), tuple(range(1, 8))),
+    Part("lead", LEADING, CORE, (1, 2, 3), (0,)),
+    Part("lead", LEADING, UNSEEN, (1, 2, 3), (0,)),
+    Part("lead", LEADING, CORE + UNSEEN, (1, 2, 3), (1,)),
+    Part("screen", OTHERS, CORE, (1,), (0, 1)),
+    Part("sizes", SIZES, CORE, (1,), (0, 1)),
+    Part("lead", LEADING, CORE + UNSEEN, (1, 2, 3), tuple(range(2, 8))),
 )
 """In this order, so that a run that is cut off has the most telling part."""
 

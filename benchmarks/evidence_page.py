@@ -106,6 +106,22 @@ def size_table(by_task: dict[str, list[Run]]) -> str:
     return "\n".join(lines)
 
 
+def tried_table(path: Path) -> str:
+    """What `marginal_signal` was before: variants x regimes, difference from the baseline in final and curve mean."""
+    tried = json.loads(path.read_text())["tried"]
+    regimes = list(dict.fromkeys((one["task"], one["hopeless"]) for one in tried))
+    heads = [task if hopeless is None else f"{task} {hopeless:g}" for task, hopeless in regimes]
+    lines = ["| variant | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    for variant in dict.fromkeys(one["variant"] for one in tried):
+        cells = {
+            (one["task"], one["hopeless"]): f"{one['final']:+.3f}; {one['curve_mean']:+.3f} ({one['runs']})"
+            for one in tried
+            if one["variant"] == variant
+        }
+        lines.append(f"| {variant} | " + " | ".join(cells.get(regime, "") for regime in regimes) + " |")
+    return "\n".join(lines)
+
+
 def write_page(folder: Path) -> Path:
     """Fill the text's places with tables and write the page and its picture."""
     runs = read(folder)
@@ -119,6 +135,7 @@ def write_page(folder: Path) -> Path:
         ("OVERVIEW", overview(leading)),
         ("REGIMES", tables),
         ("SIZES", size_table({name: by_task[name] for name in ("balanced", "sparse") if name in by_task})),
+        ("TRIED", tried_table(folder.parent / "evidence_tried.json")),
         ("RUNS", f"{len(runs):,}"),
     ):
         page = page.replace(f"<!-- {place} -->", table)
