@@ -15,8 +15,10 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.checks import Checks, Finding, Problems, State
+from verl_ext.checks.findings import missing_setting
 from verl_ext.checks.local import check_inputs, check_settings, check_with_verl
 from verl_ext.command_line import run_command
 from verl_ext.configuration import CONFIG_PATH
@@ -149,6 +151,8 @@ def main(config: DictConfig) -> None:
         run(config, HydraConfig.get().overrides.task)
     except (Problems, CpuPlatformError, ClusterError, NotWrittenError) as error:
         sys.exit(f"verl_ext: {error}")
+    except OmegaConfBaseException as error:
+        sys.exit(f"verl_ext: {missing_setting(error) or ' '.join(str(error).split())}")
     except NodeLostError as error:
         print(f"verl_ext: {error}", file=sys.stderr, flush=True)
         # EX_TEMPFAIL: whoever started the run knows that it may be started again.

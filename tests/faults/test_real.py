@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.live_run import LiveRun, saved_steps, tracker
 from verl_ext.allocation.state import load_state
+from verl_ext.runs.checkpoints import whole_checkpoints
 
 pytestmark = [pytest.mark.faults, pytest.mark.real_stack]
 
@@ -117,6 +118,28 @@ def test_sigterm_before_the_first_step(start, tmp_path, fault):
     assert status == 143
     left = run.nothing_left()
     fault.saw(f"ended {seconds:.0f} s later, exit status {status}; {left}")
+
+
+@pytest.mark.row("SIGKILL in a save, one checkpoint kept")
+def test_sigkill_in_a_save(start, tmp_path, fault):
+    """In the middle of the second save: the first one's weights are still there, and are resumed from."""
+    keep_one = (*EVERY, "trainer.max_actor_ckpt_to_keep=1")
+    run = start(*keep_one, where=tmp_path)
+    second = run.run_folder / "global_step_2"
+    run.wait_for(lambda: any((second / "actor").glob("*.pt")), 1800, "the second save")
+    run.end(signal.SIGKILL)
+    left = run.nothing_left(within=60)
+    begins = last_saved(run.run_folder)
+    assert begins in (1, 2) and begins in whole_checkpoints(run.run_folder)
+    again = start(*keep_one, where=tmp_path)
+    again.wait_for_step(begins + 2)
+    assert again.end(signal.SIGTERM)[0] == 143
+    again.nothing_left()
+    result = again.result()
+    result.check_ledger()
+    weights = [path.parent.name for path in run.run_folder.glob("global_step_*/actor")]
+    assert weights == [f"global_step_{len(result.ledger)}"], "one checkpoint is kept"
+    fault.saw(f"{left}; resumed from step {begins} to {len(result.ledger)}", result.ledger[-1])
 
 
 @pytest.mark.row("the disk is full at a save")

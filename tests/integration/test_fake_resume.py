@@ -102,8 +102,9 @@ def test_a_state_of_other_prompts_or_another_version_is_refused(stack, tmp_path,
     """As many prompts, and yet others."""
     folder = str(tmp_path / "allocation")
     stack.collector(*RECIPES["sara"], prompts=40).save(folder)
-    for prompts, name in ((40, "question"), (41, "prompt")):
-        with pytest.raises(ValueError, match=f"training prompts: saved '40 of digest .*', now '{prompts} of digest"):
+    for prompts, name, row in ((40, "question", 0), (41, "prompt", 40)):
+        said = f"now '{prompts} of digest.*; the first that differs is row {row} of the training data: '{name} {row}'"
+        with pytest.raises(ValueError, match=f"training prompts: saved '40 of digest .*', {said}"):
             stack.collector(*RECIPES["sara"], prompts=prompts, name=name).load(folder)
     monkeypatch.setattr("verl_ext.__version__", "9.9")
     with pytest.raises(ValueError, match="version of verl_ext: saved '.*', now '9.9'"):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError
 
 
 class Problems(ValueError):
@@ -109,7 +112,19 @@ class Checks:
             raise Problems(*problems)
 
 
+def missing_setting(error: Exception) -> str | None:
+    """What to say of a setting that is read, but was taken away (`~trainer.logger`); None of another error."""
+    if not isinstance(error, ConfigKeyError | ConfigAttributeError | InterpolationKeyError):
+        return None
+    wanted = re.match(r"Interpolation key '(.+)' not found", str(error))
+    if wanted is None:
+        return f"{error.full_key} is missing: it is read, so `~{error.full_key}` cannot take it away; give it a value"
+    return f"{wanted[1]} is missing: {error.full_key} refers to it; give one of the two a value"
+
+
 def _problems(error: Exception) -> tuple[str, ...]:
+    if missing := missing_setting(error):
+        return (missing,)
     if problems := getattr(error, "problems", None):
         return tuple(problems)
     if type(error).__module__.split(".")[0] == "verl_ext":

@@ -9,16 +9,18 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.allocation import Stop
 from verl_ext.checks.allocation import check_config, warnings_of
 from verl_ext.checks.numbers import number_problems
 from verl_ext.checks.versions import check_versions, version_warnings
+from verl_ext.rollout.outcomes import OutcomeRule
 from verl_ext.runs.checkpoints import TRACKER
 from verl_ext.runs.own_folder import COMMAND
 from verl_ext.runs.records import ABOUT, CONFIG, LEDGER, METRICS
 from verl_ext.training.settings import TrainingSettings
 
 from .data import Rows, check_data, check_storage, files_of
-from .findings import Checks, Problems, Seen
+from .findings import Checks, Problems, Seen, State, missing_setting
 from .model import check_attention, check_context, check_lengths, check_model
 from .wandb_login import check_wandb
 
@@ -75,6 +77,10 @@ def check_inputs(config: DictConfig, checks: Checks) -> dict[str, Any]:
     if found["tokenizer"]:
         checks.run("model", check_context, config)
     for name in DATA:
+        if name.split(".")[1] not in config.data:
+            checks.add("data", State.PROBLEM, f"{name} is missing: give it a file, or a list of files")
+            found[name] = None
+            continue
         found[name] = checks.run("data", _unless_made, config, files_of(config, name), check_data, config, name)
     return found
 
@@ -104,7 +110,7 @@ def _resolvable(config: DictConfig) -> Seen:
     try:
         OmegaConf.to_container(config, resolve=True)
     except Exception as error:
-        raise Problems(" ".join(str(error).split())) from error
+        raise Problems(missing_setting(error) or " ".join(str(error).split())) from error
     if problems := _not_sections(config):
         raise Problems(*problems)
     return Seen("composes, and every reference in it can be resolved")
@@ -133,8 +139,24 @@ def _settings(config: DictConfig) -> Seen:
         if problems := number_problems(config):
             raise Problems(*problems)
         return Seen("trainer.v1.trainer_mode=sync: verl's own trainer; nothing under allocation is used")
+    if problems := _taken_away(config):
+        raise Problems(*problems)
     settings, budget = check_config(config)
     return Seen(budget.describe(), settings, warnings_of(config))
+
+
+def _taken_away(config: DictConfig) -> list[str]:
+    """Settings of `allocation` that are missing: rollout workers read them from the configuration as they are."""
+    given = OmegaConf.to_container(config.allocation, resolve=True) if config.get("allocation") is not None else {}
+    parts = {"": (TrainingSettings, given)} | {
+        f"{name}.": (kind, given.get(name)) for name, kind in (("stop", Stop), ("outcome", OutcomeRule))
+    }
+    return [
+        f"allocation.{part}{name} is missing: `~allocation.{part}{name}` cannot take it away; give it a value"
+        for part, (kind, found) in parts.items()
+        for name in kind.__dataclass_fields__
+        if isinstance(found, dict) and found and name not in found
+    ]
 
 
 def _versions(config: DictConfig) -> Seen:

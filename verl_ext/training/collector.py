@@ -180,6 +180,7 @@ class Collector:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         state = {
             "identity": self._identity(),
+            "prompts": self.prompts.marks(),
             "allocation": self.allocation.state_dict(),
             "skipped_updates": self.skipped_updates,
             "waiting_rows": self.backend.waiting_state(folder),
@@ -199,6 +200,8 @@ class Collector:
         try:
             state = load_state(folder)
             differing = differences(state["identity"], self._identity())
+            if any(what.startswith("training prompts") for what in differing):
+                differing.append(self.prompts.first_other(state["prompts"]))
             if differing:
                 raise ValueError(
                     f"the allocation state in {folder} does not fit this run ({'; '.join(differing)}); "

@@ -14,6 +14,13 @@ from verl_ext.allocation.pool import prompt_key
 logger = logging.getLogger(__name__)
 
 
+def _shown(prompt: Any) -> str:
+    """The beginning of a prompt's last message."""
+    last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
+    text = last.get("content") if isinstance(last, dict) else last
+    return repr(text if len(str(text)) <= 80 else f"{str(text)[:80]}...")
+
+
 class PromptRows:
     """Maps the rows of the pool to those of the data set; copies of a prompt are dropped, counted, and named once.
 
@@ -52,6 +59,21 @@ class PromptRows:
         self._pool_row[self.dataset_row] = np.arange(len(self.keys))
         self._orders: list[np.ndarray] = []
         self._sampler = create_rl_sampler(data_config, dataset)
+
+    def marks(self) -> np.ndarray:
+        """Four bytes of each key, by which a saved state tells which of its prompts is another; (prompts,) uint32."""
+        return np.array([int(key[:8], 16) for key in self.keys], np.uint32)
+
+    def first_other(self, saved: np.ndarray) -> str:
+        """The first prompt that is not the one of these marks, in words."""
+        here = self.marks()
+        common = min(len(saved), len(here))
+        row = int(np.argmax(saved[:common] != here[:common])) if (saved[:common] != here[:common]).any() else common
+        if row == len(here):
+            return f"the first that differs is row {row} of those saved, which has no counterpart here"
+        at = self.dataset_row[row]
+        prompt = self.dataset.dataframe[at][self.data_config.get("prompt_key", "prompt")]
+        return f"the first that differs is row {at} of the training data: {_shown(prompt)}"
 
     def order(self, epoch: int) -> np.ndarray:
         """Rows of the pool in the order verl's own sampler offers them in `epoch` (0-based).
