@@ -73,12 +73,15 @@ class Queue:
 class Worker(FakeEngineWorker):
     """A rollout worker whose answers say which prompt and session they answer, and end in any order."""
 
+    refused: frozenset[int] = frozenset()
+    """Rows of the prompts that the engine does not take."""
+
     async def _run_session(self, group, session, sampling_params, global_steps):
         row, fake = group.prompt["index"], self.fake
         chance = np.random.default_rng([row, session, 7])
         await asyncio.sleep(chance.random() / 1000)
-        if chance.random() < fake.fail_share:
-            raise RuntimeError("the engine broke")
+        if chance.random() < fake.fail_share or row in self.refused:
+            raise RuntimeError("the prompt is refused" if row in self.refused else "the engine broke")
         if fake.hang_prompt and fake.hang_prompt in str(group.prompt["raw_prompt"]):
             await asyncio.Event().wait()
         length = 1 + int(chance.integers(5))

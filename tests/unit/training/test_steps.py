@@ -228,3 +228,12 @@ def test_a_worker_that_never_answers_is_an_error_that_names_deadline_and_groups(
     monkeypatch.setattr(ray, "wait", lambda calls, num_returns, timeout: ([], calls))
     with pytest.raises(RoundError, match=r"within 7 s .*allocation.deadline_s=3 s.*groups waiting: s1g0, s1g1"):
         manager.generate_round([GroupRequest("s1g0", 0, 2, {}), GroupRequest("s1g1", 0, 2, {})], 1, 3.0)
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "sara"])
+def test_prompts_that_the_engine_refuses_do_not_end_a_run(queue, recipe):
+    run = collector(f"recipe=cpu/{recipe}", "allocation.give_up_after=2", prompts=48)
+    run.backend.manager.worker.refused = refused = frozenset(range(0, 48, 10))
+    for step in range(1, 25):
+        _, metrics = run.sample(step)
+    assert metrics["allocation/prompts_given_up"] == len(refused) == run.allocation.pool.metrics()["retired"]
