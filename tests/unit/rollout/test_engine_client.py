@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from verl_ext.rollout.engine_client import GroupLLMClient, give_back, take_server
+from verl_ext.rollout.balancing import give_back, take_server
+from verl_ext.rollout.engine_client import GroupLLMClient
 
 
 def test_what_verl_hangs_on_its_client_is_kept():
