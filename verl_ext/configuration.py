@@ -43,6 +43,11 @@ def _searchpath() -> list[str]:
     return [f"file://{_verl_config_dir()}", *sorted(packages)]
 
 
+def verl_defaults() -> DictConfig:
+    """verl's configuration as verl has it, all of it in one file."""
+    return OmegaConf.load(os.path.join(_verl_config_dir(), "_generated_ppo_trainer.yaml"))
+
+
 def group_options(group: str) -> list[str]:
     """Names of a group's choices, e.g. `uniform` of `allocation/allocator`, `cpu/sara` of `recipe`.
 

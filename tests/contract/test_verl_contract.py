@@ -215,3 +215,43 @@ def test_duplicate_prompts_are_kept_once():
     rows = PromptRows(dataset, OmegaConf.create({"shuffle": True, "seed": 1}))
     assert rows.duplicates == 2 and len(rows.keys) == 8
     assert sorted(rows.order(0).tolist()) == list(range(8))
+
+
+class RowsAlone:
+    """A data set with a length and rows: verl asks for no more."""
+
+    def __init__(self, prompts):
+        self.prompts = prompts
+
+    def __len__(self):
+        return len(self.prompts)
+
+    def __getitem__(self, row):
+        return self.prompts[row]
+
+
+def test_a_data_set_without_a_table_has_the_prompts_of_one_with_it():
+    from omegaconf import OmegaConf
+
+    from verl_ext.testing.fake_run import FakePrompts
+    from verl_ext.training.prompts import PromptRows
+
+    config, table = OmegaConf.create({"shuffle": True, "seed": 3}), FakePrompts(12)
+    rows = PromptRows(RowsAlone([table[i] for i in range(12)] + [table[5]]), config)
+    assert rows.keys == PromptRows(table, config).keys and rows.duplicates == 1
+    assert sorted(rows.order(0).tolist()) == list(range(12)) and rows.fetch(7)["index"] == 7
+
+
+@pytest.mark.bad_input
+def test_a_truth_without_a_json_form_is_named_by_its_row():
+    from decimal import Decimal
+
+    from omegaconf import OmegaConf
+
+    from verl_ext.testing.fake_run import FakePrompts
+    from verl_ext.training.prompts import PromptRows
+
+    prompts = [FakePrompts(3)[i] for i in range(3)]
+    prompts[2]["reward_model"] = {"ground_truth": Decimal("1.5")}
+    with pytest.raises(TypeError, match="row 2 of data.train_files: .*Decimal.*accepted in prompt and ground_truth"):
+        PromptRows(RowsAlone(prompts), OmegaConf.create({"shuffle": False}))

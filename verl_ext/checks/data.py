@@ -20,6 +20,9 @@ from .findings import Problems, Seen
 ROWS_READ = 200_000
 """Rows of a data set whose content is looked at; all are counted."""
 
+SOURCES_KEPT = 100
+"""Data sources of which a row is kept, for the reward to be tried on."""
+
 LONGEST_KEPT = 1_000
 """Prompts, the longest of a data set, whose tokens are counted later."""
 
@@ -40,8 +43,8 @@ class Rows:
     """Keys of the prompts read, each once."""
     repeated: int = 0
     """Rows that repeat an earlier prompt with the same answer."""
-    first: dict[str, Any] | None = None
-    """The first row."""
+    by_source: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    """The first row of each data_source."""
     longest: list[tuple[int, int, str, int, Any]] = field(default_factory=list)
     """(bytes of text, order, file, row of the file, prompt) of the longest prompts, as a heap."""
 
@@ -190,8 +193,24 @@ def _fault(record: dict[str, Any], prompt_column: str, by_rule: bool) -> str | N
         return f"reward_model is {_short(reward)}; accepted: a struct with ground_truth, the right answer"
     if by_rule and _is_empty(reward["ground_truth"]):
         return f"ground_truth of reward_model is {_short(reward['ground_truth'])}; accepted: the right answer"
+    if said := _no_json(truth := (reward or {}).get("ground_truth") if isinstance(reward, dict | None) else None):
+        return f"ground_truth of reward_model is {_short(truth)}, which holds {said}; accepted: {_JSON}"
+    if said := _no_json(prompt):
+        return f"{prompt_column} holds {said}; accepted: {_JSON}"
     if not isinstance(extra := record.get("extra_info"), dict | None):
         return f"extra_info is {_short(extra)}; accepted: null or a struct"
+    return None
+
+
+_JSON = "text, numbers, true and false, and lists and structs of them"
+
+
+def _no_json(value: Any) -> str | None:
+    """What a value holds that has no JSON form, of which a prompt's key is made."""
+    try:
+        prompt_key("", "", value)
+    except (TypeError, ValueError) as error:
+        return str(error).partition(": ")[2].removesuffix(" has no JSON form") or str(error)
     return None
 
 
@@ -206,8 +225,8 @@ def _is_empty(truth: Any) -> bool:
 
 def _take(rows: Rows, record: dict[str, Any], prompt: list[dict[str, Any]], number: int, path: str) -> None:
     rows.read += 1
-    if rows.first is None:
-        rows.first = record
+    if len(rows.by_source) < SOURCES_KEPT:
+        rows.by_source.setdefault(record.get("data_source"), record)
     key = prompt_key(record.get("data_source"), prompt, (record.get("reward_model") or {}).get("ground_truth"))
     if key in rows.keys:
         rows.repeated += 1

@@ -22,6 +22,7 @@ from verl_ext.training.settings import TrainingSettings
 from .data import Rows, check_data, check_storage, files_of
 from .findings import Checks, Problems, Seen, State, missing_setting
 from .model import check_attention, check_context, check_lengths, check_model
+from .unread import check_unread
 from .wandb_login import check_wandb
 
 DATA = ("data.train_files", "data.val_files")
@@ -58,6 +59,7 @@ def check_settings(config: DictConfig, checks: Checks) -> TrainingSettings | Non
     if checks.problems:
         return None
     settings = checks.run("settings", _settings, config)
+    checks.run("unread keys", check_unread, config)
     checks.run("versions", _versions, config)
     checks.run("folders", _folders, config)
     checks.run("W&B", check_wandb, config)
@@ -93,8 +95,11 @@ def check_with_verl(config: DictConfig, checks: Checks, settings: TrainingSettin
     checks.run("verl", check_choices, config)
     checks.run("verl", validate, config)
     checks.run("model", check_attention, config)
-    train = inputs.get("data.train_files")
-    checks.run("reward", _reward, config, settings, train.first if train else None)
+    tried = {}
+    for name in DATA:
+        tried |= {source: row for source, row in (inputs[name].by_source if inputs.get(name) else {}).items()
+                  if source not in tried}  # fmt: skip
+    checks.run("reward", _reward, config, settings, list(tried.values()))
     if number_problems(config):
         checks.skip("data", "storage and prompts' lengths: the numbers among the settings have to be right first")
         return
@@ -224,11 +229,11 @@ def _unless_made(config: DictConfig, paths: list[str], check, *args) -> Seen:
     return check(*args)
 
 
-def _reward(config: DictConfig, settings: TrainingSettings | None, row) -> Seen:
+def _reward(config: DictConfig, settings: TrainingSettings | None, rows) -> Seen:
     from verl_ext.checks.reward import check_reward
 
     warnings: list[str] = []
-    said = check_reward(config, settings, row, warnings.append)
+    said = check_reward(config, settings, rows, warnings.append)
     return Seen(said, warnings=tuple(warnings))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,19 @@ def _shown(prompt: Any) -> str:
     return repr(text if len(str(text)) <= 80 else f"{str(text)[:80]}...")
 
 
+def _columns(dataset: Any, prompt_key: str) -> Iterable[tuple[Any, Any, Any]]:
+    """(data_source, prompt, reward_model) of each row: by columns where the data set has a table, as verl's own has;
+    else row by row, since verl asks a data set for its length and its rows alone."""
+    table = getattr(dataset, "dataframe", None)
+    if not hasattr(table, "column_names") or len(table) != len(dataset):
+        rows = map(dataset.__getitem__, range(len(dataset)))
+        return ((row.get("data_source", ""), row["raw_prompt"], row.get("reward_model")) for row in rows)
+    names = table.column_names
+    sources = table["data_source"] if "data_source" in names else [""] * len(table)
+    rewards = table["reward_model"] if "reward_model" in names else [{}] * len(table)
+    return zip(sources, table[prompt_key], rewards, strict=True)
+
+
 class PromptRows:
     """Maps the rows of the pool to those of the data set; copies of a prompt are dropped, counted, and named once.
 
@@ -31,16 +45,17 @@ class PromptRows:
     def __init__(self, dataset: Any, data_config: Any) -> None:
         self.dataset = dataset
         self.data_config = data_config
-        table = dataset.dataframe
-        columns = table.column_names
-        prompts = table[data_config.get("prompt_key", "prompt")]
-        sources = table["data_source"] if "data_source" in columns else [""] * len(table)
-        rewards = table["reward_model"] if "reward_model" in columns else [{}] * len(table)
         self.keys: list[str] = []
         self.dataset_row: list[int] = []
         first: dict[str, int] = {}
-        for row, (source, prompt, reward) in enumerate(zip(sources, prompts, rewards, strict=True)):
-            key = prompt_key(source, prompt, (reward or {}).get("ground_truth"))
+        for row, (source, prompt, reward) in enumerate(_columns(dataset, data_config.get("prompt_key", "prompt"))):
+            try:
+                key = prompt_key(source, prompt, (reward or {}).get("ground_truth"))
+            except TypeError as error:
+                raise TypeError(
+                    f"row {row} of data.train_files: {error}; accepted in prompt and ground_truth: text, numbers, true "
+                    f"and false, and lists and structs of them"
+                ) from error
             if key in first:
                 continue
             first[key] = len(self.keys)
@@ -48,14 +63,14 @@ class PromptRows:
             self.dataset_row.append(row)
         self.digest = hashlib.blake2b("\n".join(self.keys).encode(), digest_size=8).hexdigest()
         """Of all keys in their order: two data sets of one size differ in it."""
-        self.duplicates = len(table) - len(self.keys)
+        self.duplicates = len(dataset) - len(self.keys)
         if self.duplicates:
             logger.warning(
                 "%d of %d training rows repeat an earlier prompt with the same answer: each prompt is kept once",
                 self.duplicates,
-                len(table),
+                len(dataset),
             )
-        self._pool_row = np.full(len(table), -1, dtype=np.int64)
+        self._pool_row = np.full(len(dataset), -1, dtype=np.int64)
         self._pool_row[self.dataset_row] = np.arange(len(self.keys))
         self._orders: list[np.ndarray] = []
         self._sampler = create_rl_sampler(data_config, dataset)

@@ -1,5 +1,7 @@
 """Data sets and model folders of every wrong kind: what is said names the file, the row or the setting."""
 
+import datetime
+import decimal
 import json
 
 import pyarrow as pa
@@ -69,6 +71,12 @@ WRONG = [
     ("source null", changed(8, data_source=None), ["row 8 of", "data_source is None"]),
     ("source a number", [row | {"data_source": 3} for row in rows()], ["row 0 of", "data_source is 3"]),
     ("more is text", [row | {"extra_info": "a"} for row in rows()], ["extra_info is 'a'; accepted: null"]),
+    ("Decimal truths", [row | {"reward_model": {"ground_truth": decimal.Decimal("1.5")}} for row in rows()],
+     ["row 0 of", "Decimal('1.5'), which holds Decimal", "accepted: text, numbers"]),
+    ("dates", [row | {"reward_model": {"ground_truth": datetime.date(2026, 1, 2)}} for row in rows()],
+     ["row 0 of", "which holds date"]),
+    ("truths in bytes", [row | {"reward_model": {"ground_truth": b"7"}} for row in rows()],
+     ["row 0 of", "b'7', which holds bytes"]),
     ("no truth", [row | {"reward_model": {"style": "rule"}} for row in rows()], ["row 0 of", "ground_truth"]),
 ]
 
@@ -151,7 +159,7 @@ def test_max_samples_count(tmp_path):
 @pytest.mark.parametrize("suffix", ["jsonl", "json"])
 def test_json_is_read_too(tmp_path, suffix):
     checks, read = checked(tmp_path, rows(), suffix=suffix)
-    assert not checks.problems and read.total == 40 and read.first["prompt"] == rows(1)[0]["prompt"]
+    assert not checks.problems and read.total == 40 and read.by_source["chain_sums"]["prompt"] == rows(1)[0]["prompt"]
     (tmp_path / f"set.{suffix}").write_text('{"prompt": ')
     again = Checks()
     again.run("data", check_data, config_with(**{"data.train_files": str(tmp_path / f"set.{suffix}")}),
@@ -307,7 +315,7 @@ def reward(tmp_path, name, given=None, **values):
     path.write_text(REWARDS)
     config = config_with(**{"reward.custom_reward_function.path": str(path),
                             "reward.custom_reward_function.name": name, **values})  # fmt: skip
-    return check_reward(config, TrainingSettings.from_config(config), rows(1)[0] if given is None else given)
+    return check_reward(config, TrainingSettings.from_config(config), rows(1) if given is None else given)
 
 
 @pytest.mark.parametrize(("name", "words"), [("bare", "scores 1.0"), ("right", "scores {'score': 0.5"),
@@ -321,9 +329,9 @@ def test_a_reward_that_raises_is_warned_of(tmp_path):
     config = config_with(**{"reward.custom_reward_function.path": str(tmp_path / "rewards.py"),
                             "reward.custom_reward_function.name": "raises"})  # fmt: skip
     checks = Checks()
-    checks.run("reward", local._reward, config, TrainingSettings.from_config(config), rows(1)[0])
-    (warning,) = found(checks, State.WARNING)
-    assert "no such answer" in warning and "not scored" in warning
+    checks.run("reward", local._reward, config, TrainingSettings.from_config(config), rows(1))
+    warnings = found(checks, State.WARNING)
+    assert len(warnings) == 2 and all("no such answer" in said and "not scored" in said for said in warnings)
 
 
 @pytest.mark.bad_input
@@ -339,7 +347,7 @@ def test_a_reward_that_cannot_be_read_is_refused(tmp_path, name, words, monkeypa
 def test_a_data_source_that_verl_has_no_reward_for(tmp_path):
     config = config_with(**{"reward.custom_reward_function.path": None})
     with pytest.raises(SettingError, match="data_source='chain_sums' is not known"):
-        check_reward(config, TrainingSettings.from_config(config), rows(1)[0])
+        check_reward(config, TrainingSettings.from_config(config), rows(1))
 
 
 def context_problems(folder, configuration, prompt, response, **values):
@@ -391,3 +399,26 @@ def test_a_context_that_is_not_known_here_is_said_to_be_unknown(tmp_path):
     said = check_context(config_with(**{"actor_rollout_ref.model.path": "nobody/no-such-model"})).text
     assert "not known here" in said
     assert context_problems(tmp_path / "m", {}, 1024, 8192) == []
+
+
+def test_one_row_of_every_data_source_is_tried_with_an_empty_and_a_wrong_answer(tmp_path):
+    path = tmp_path / "rewards.py"
+    path.write_text(
+        "seen = []\n"
+        "def mine(data_source, solution_str, **_):\n"
+        "    if data_source == 'held_out' and solution_str:\n"
+        "        return {'score': 1.0, 'correct': 1}\n"
+        "    return {'score': 0.0, 'acc': bool(solution_str) and data_source == 'easy'}\n"
+    )
+    config = config_with(**{"reward.custom_reward_function.path": str(path),
+                            "reward.custom_reward_function.name": "mine"})  # fmt: skip
+    settings, warned = TrainingSettings.from_config(config), []
+    train = [row | {"data_source": source} for source in ("sums", "easy") for row in rows(20)]
+    given = checked(tmp_path, train)[1].by_source
+    assert list(given) == ["sums", "easy"]
+    assert "tried on 2 data sources" in check_reward(config, settings, list(given.values()), warned.append)
+    (said,) = warned
+    assert "a wrong answer to a prompt of data_source='easy' is right" in said
+    held_out = rows(1)[0] | {"data_source": "held_out"}
+    with pytest.raises(SettingError, match="of a wrong answer to a prompt of data_source='held_out'.*correct"):
+        check_reward(config, settings, [*given.values(), held_out])

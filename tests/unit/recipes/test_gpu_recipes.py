@@ -216,7 +216,7 @@ def test_prepared_data_passes_the_checks_of_a_start(tmp_path, monkeypatch):
     config, settings, _ = check(arguments[2:], "r1_distill_qwen_1_5b", "gpu_1x8", "full")
     row = pq.read_table(config.data.train_files).to_pylist()[0]
     assert row["reward_model"]["ground_truth"] == "1"
-    said = check_reward(config, settings, row)
+    said = check_reward(config, settings, [row])
     assert "pkg://verl_ext.rewards.math_verify" in said and "'acc': False" in said
 
 

@@ -182,10 +182,10 @@ def test_a_wrong_setting_is_refused_before_ray_starts(no_worker):
     )
     row = {"data_source": "math_dapo", "reward_model": {"ground_truth": "34"}, "extra_info": {"index": "x"}}
     settings = TrainingSettings({}, {}, {})
-    assert "'acc': False" in check_reward(config, settings, row)
+    assert "'acc': False" in check_reward(config, settings, [row])
     config.reward.custom_reward_function.reward_kwargs = {"truncated": "drop"}
     with pytest.raises(SettingError, match=r"reward_kwargs.truncated='drop': accepted is score \| wrong \| unscored"):
-        check_reward(config, settings, row)
+        check_reward(config, settings, [row])
 
 
 def test_validation_logs_acc_and_majority_and_skips_the_names(no_worker):
