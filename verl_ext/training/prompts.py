@@ -87,8 +87,7 @@ class PromptRows:
         if row == len(here):
             return f"the first that differs is row {row} of those saved, which has no counterpart here"
         at = self.dataset_row[row]
-        prompt = self.dataset.dataframe[at][self.data_config.get("prompt_key", "prompt")]
-        return f"the first that differs is row {at} of the training data: {_shown(prompt)}"
+        return f"the first that differs is row {at} of the training data: {_shown(self.fetch(row)['raw_prompt'])}"
 
     def order(self, epoch: int) -> np.ndarray:
         """Rows of the pool in the order verl's own sampler offers them in `epoch` (0-based).
