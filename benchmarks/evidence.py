@@ -59,7 +59,10 @@ class Part:
 PLAN = (
     Part("lead", LEADING, CORE, (1, 2, 3), (0,)),
     Part("lead", LEADING, UNSEEN, (1, 2, 3), (0,)),
-    Part("lead", LEADING, CORE + UNSEEN, (1, 2, 3), (1,)),
+    Part("lead", LEADING, (*CORE, *UNSEEN[:2]), (1, 2, 3), (1,)),
+    Part("screen", OTHERS, CORE[:2], (1,), (0,)),
+    Part("sizes", SIZES, CORE[1:2], (1,), (0,)),
+    Part("lead", LEADING, UNSEEN[2:], (1, 2, 3), (1,)),
     Part("screen", OTHERS, CORE, (1,), (0, 1)),
     Part("sizes", SIZES, CORE, (1,), (0, 1)),
     Part("lead", LEADING, CORE + UNSEEN, (1, 2, 3), tuple(range(2, 8))),
@@ -73,7 +76,7 @@ def output(task: str, hopeless: float | None) -> Path:
 
 
 def jobs(stage: str | None = None) -> list[Job]:
-    """All runs of the plan, or of one stage; seed by seed, so that every recipe has as many."""
+    """All runs of the plan, or of one stage, each once; seed by seed, so that every recipe has as many."""
     made = []
     for part in PLAN:
         if stage in (None, part.stage):
@@ -82,7 +85,7 @@ def jobs(stage: str | None = None) -> list[Job]:
             ):
                 settings = LabSettings(task=task, hopeless=hopeless, rollouts=ROLLOUTS.get(task, 16384))
                 made.append(Job(output(task, hopeless), find_recipe(recipe), settings, policy, seed))
-    return made
+    return list({(job.path, job.key): job for job in made}.values())
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ def regime_table(runs: Sequence[Run]) -> str:
     recipes = sorted({run["recipe"] for run in runs}, key=lambda name: -rows["final", name]["mean"])
     lines = [
         "| recipe | runs | final | against `grpo_64x4`, 95 % | curve mean | against `grpo_64x4`, 95 % | could have "
-        "seen (final) | rollouts to its final | rollouts an effective group | pool seen |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "seen (final) | rollouts to its final | tokens of its | rollouts an effective group | pool seen |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     base = [run for run in runs if run["recipe"] == BASELINE]
     for name in recipes:
@@ -47,10 +47,12 @@ def regime_table(runs: Sequence[Run]) -> str:
         end, mean = rows["final", name], rows["curve mean", name]
         per = sum(run["rollouts"] for run in own) / max(1, sum(run["effective_groups"] for run in own))
         seen = np.mean([run["distinct_share"] for run in own])
+        tokens = np.mean([run["tokens"] for run in own]) / np.mean([run["tokens"] for run in base])
         could = f"{end['detectable']:.3f}" if "detectable" in end else ""
         lines.append(
             f"| `{name}` | {end['n']} | {end['mean']:.3f} | {_difference(end)} | {mean['mean']:.3f} | "
-            f"{_difference(mean)} | {could} | {share_of_rollouts(own, base)} | {per:.1f} | {seen:.2f} |"
+            f"{_difference(mean)} | {could} | {share_of_rollouts(own, base)} | "
+            f"{tokens:.2f} | {per:.1f} | {seen:.2f} |"
         )
     return "\n".join(lines)
 
@@ -69,8 +71,8 @@ def share_of_rollouts(runs: Sequence[Run], base: Sequence[Run]) -> str:
     return "not reached" if reached is None else f"{reached / spent:.2f}"
 
 
-def overview(by_task: dict[str, list[Run]]) -> str:
-    """Recipes x regimes: final minus the best recipe's of that regime (mean over the runs that all of them have)."""
+def overview(by_task: dict[str, list[Run]], value: Callable[[Run], float] = final) -> str:
+    """Recipes x regimes: what is missing to the best recipe of the regime, over the runs that all of them have."""
     names = sorted({run["recipe"] for runs in by_task.values() for run in runs})
     common = [name for name in names if all(any(run["recipe"] == name for run in runs) for runs in by_task.values())]
     lines = ["| recipe | " + " | ".join(by_task) + " | worst |", "|---|" + "---|" * (len(by_task) + 1)]
@@ -78,7 +80,7 @@ def overview(by_task: dict[str, list[Run]]) -> str:
     for runs in by_task.values():
         keys = set.intersection(*({(r["policy"], r["seed"]) for r in runs if r["recipe"] == name} for name in common))
         means = {
-            name: np.mean([final(r) for r in runs if r["recipe"] == name and (r["policy"], r["seed"]) in keys])
+            name: np.mean([value(r) for r in runs if r["recipe"] == name and (r["policy"], r["seed"]) in keys])
             for name in common
         }
         for name in common:
@@ -133,6 +135,7 @@ def write_page(folder: Path) -> Path:
     page = TEXT.read_text()
     for place, table in (
         ("OVERVIEW", overview(leading)),
+        ("OVERVIEW CURVE", overview(leading, curve_mean)),
         ("REGIMES", tables),
         ("SIZES", size_table({name: by_task[name] for name in ("balanced", "sparse") if name in by_task})),
         ("TRIED", tried_table(folder.parent / "evidence_tried.json")),

@@ -14,7 +14,7 @@ from verl_ext.lab.run import allocation_settings
 def made(recipe, end, policy=1, seed=0, task="balanced", hopeless=None, rollouts=1600, start=0.4):
     curve = [[rollouts * i // 16, start + (end - start) * i / 16] for i in range(17)]
     return {"recipe": recipe, "task": task, "hopeless": hopeless, "policy": policy, "seed": seed, "rollouts": rollouts,
-            "effective_groups": 100, "distinct_share": 1.0, "curve": curve}  # fmt: skip
+            "tokens": 3 * rollouts, "effective_groups": 100, "distinct_share": 1.0, "curve": curve}  # fmt: skip
 
 
 def test_every_run_of_the_plan_can_be_made_and_is_there_once():
