@@ -90,7 +90,7 @@ def find_recipe(text: str) -> Recipe:
     name, *changes = text.split("+")
     if name not in RECIPES:
         raise refused(
-            "recipes", text, "one of " + ", ".join(RECIPES) + "; changed by +allocator.probe=6, +groups=64 ..."
+            "recipes", text, "one of " + ", ".join(RECIPES) + "; changed by +allocator.probe:6, +groups:64 ..."
         )
     recipe = replace(RECIPES[name], name=text)
     for change in changes:

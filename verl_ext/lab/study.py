@@ -7,6 +7,8 @@ import json
 import logging
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
@@ -75,6 +77,17 @@ class Job:
         return key_of(self.recipe, self.settings, self.policy, self.seed)
 
 
+def _end_with(parent: int) -> None:
+    """End this worker when its parent is gone: killed, it could not tell its workers, and they would wait for ever."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _work(job: Job) -> dict[str, Any]:
     import torch
 
@@ -93,7 +106,7 @@ def run_missing(jobs: Sequence[Job], workers: int | None = None) -> None:
     for path in outputs:
         path.parent.mkdir(parents=True, exist_ok=True)
     workers = min(len(missing), workers or os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with, (os.getpid(),)) as pool:
         futures = {pool.submit(_work, job): job for job in missing}
         for number, future in enumerate(as_completed(futures), 1):
             job, one = futures[future], future.result()

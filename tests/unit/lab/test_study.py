@@ -6,6 +6,8 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,6 +138,22 @@ def test_a_study_keeps_what_is_done_and_runs_what_is_missing(tmp_path, capsys, m
     assert len(runs) == 4 and "2/2" in out and "policy 1 seed 1" in out and "seed 0:" not in out
     assert len(json.loads(path.read_text())["runs"]) == 4 and path.with_suffix(".png").exists()
     assert "not separated" in out or "p after Holm" in out
+
+
+def test_workers_end_with_a_parent_that_was_killed():
+    code = (
+        "import multiprocessing, os, signal, time\n"
+        "from verl_ext.lab.study import _end_with\n"
+        "def work(parent):\n    _end_with(parent)\n    time.sleep(60)\n"
+        "child = multiprocessing.get_context('fork').Process(target=work, args=(os.getpid(),))\n"
+        "child.start()\nprint(child.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    pid = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout)
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
+            return
+        time.sleep(0.2)
+    pytest.fail(f"process {pid} is still there")
 
 
 @pytest.mark.parametrize(
