@@ -42,7 +42,7 @@ def _recipe(name: str, **parts: Any) -> Recipe:
     return Recipe(name, **{**parts, **rules})
 
 
-_MOPPS = {"name": "mopps", "candidates": 2, "forget": 0.8}
+_MOPPS = {"name": "mopps", "candidates": 2, "forget": 0.8, "spacing": 0.0}
 _PILOT = {"name": "pilot_commit", "n_pilot": 8, "p_lower": 0.125, "p_upper": 0.75}
 _CERO = {"name": "cero", "rounds": "steps"}
 
@@ -75,8 +75,8 @@ RECIPES = {
         _recipe("cero_sara", selector=_CERO, allocator="sara", groups=64),
         _recipe("mopps", selector=_MOPPS),
         _recipe("mopps_64x4", selector=_MOPPS, groups=64, group_size=4),
-        _recipe("dps", selector={"name": "dps", "candidates": 2}),
-        _recipe("dps_sara", selector={"name": "dps", "candidates": 2}, allocator="sara", groups=64),
+        _recipe("dps", selector={"name": "dps", "candidates": 2, "spacing": 0.0}),
+        _recipe("dps_sara", selector={"name": "dps", "candidates": 2, "spacing": 0.0}, allocator="sara", groups=64),
     )
 }  # fmt: skip
 
