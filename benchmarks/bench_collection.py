@@ -30,8 +30,8 @@ from benchmarks.result_files import write_result  # noqa: E402
 from verl_ext.allocation import AllocationSettings, Stop  # noqa: E402
 from verl_ext.simulation import closed_form  # noqa: E402
 from verl_ext.simulation.population import solve_logits  # noqa: E402
-from verl_ext.simulation.run import Simulation, simulate  # noqa: E402
-from verl_ext.simulation.settings import WorldSettings  # noqa: E402
+from verl_ext.simulation.simulation import Simulation, simulate  # noqa: E402
+from verl_ext.simulation.simulation_settings import WorldSettings  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "collection.json"
 PROMPTS, BATCH, SIZE, PROBE = 10_000, 128, 8, 4

@@ -23,7 +23,7 @@ from verl_ext.allocation import (  # noqa: E402
     max_variance_mask,
     sara_verdicts,
 )
-from verl_ext.simulation.backend import SimulatedBackend  # noqa: E402
+from verl_ext.simulation.simulated_backend import SimulatedBackend  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "core.json"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.result_files import write_result
-from verl_ext.rewards import pool
+from verl_ext.rewards import worker_pool as pool
 from verl_ext.rewards.extract import final_answer
 from verl_ext.rewards.math_verify import compute_score
 
@@ -119,7 +119,7 @@ def main() -> None:
         workers = pool.WorkerPool(pool.PoolSettings(2, DEADLINE_S, 1024))
         for worker in workers._workers:
             worker.start()
-        pool.COMPARER = "verl_ext.rewards.compare"
+        pool.COMPARER = "verl_ext.rewards.compare_answers"
         judge = alone(workers)
         graders |= {
             "math-verify 0.9.0 alone": judge,

@@ -21,8 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 
 from benchmarks.result_files import write_result  # noqa: E402
+from verl_ext.lab.lab_run import LabSettings  # noqa: E402
 from verl_ext.lab.recipes import find_recipe  # noqa: E402
-from verl_ext.lab.run import LabSettings  # noqa: E402
 from verl_ext.lab.study import Job, run_missing  # noqa: E402
 from verl_ext.lab.update import UpdateSettings  # noqa: E402
 from verl_ext.reports.compared_runs import find, load  # noqa: E402

@@ -17,7 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.result_files import write_result
-from verl_ext.rewards import math_verify, pool
+from verl_ext.rewards import math_verify
+from verl_ext.rewards import worker_pool as pool
 from verl_ext.rewards.math_verify import compute_score
 
 RESULTS = Path(__file__).parent / "results" / "rewards.json"

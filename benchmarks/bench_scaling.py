@@ -36,7 +36,7 @@ from verl_ext.allocation import (  # noqa: E402
     prompt_key,
     sara_verdicts,
 )
-from verl_ext.simulation.backend import SimulatedBackend  # noqa: E402
+from verl_ext.simulation.simulated_backend import SimulatedBackend  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)

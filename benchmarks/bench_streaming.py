@@ -58,7 +58,7 @@ def on_fake_engines(steps: int) -> dict[str, list[dict[str, float]]]:
     with fake_run(fake_config(shared)) as running:
         import transfer_queue as tq
 
-        from verl_ext.checks.allocation import check_config
+        from verl_ext.checks.allocation_settings import check_config
         from verl_ext.testing.fake_engine import FakeEngineSettings
         from verl_ext.training.collector import Collector
 
@@ -109,8 +109,8 @@ def _cpu(process: Any) -> float:
 def in_virtual_time(rule: str, seed: int) -> list[dict[str, float]]:
     """Numbers of each step but the first, one token a slot and second."""
     from verl_ext.allocation import AllocationSettings, Stop
-    from verl_ext.simulation.run import Simulation
-    from verl_ext.simulation.settings import LengthSettings, WorldSettings
+    from verl_ext.simulation.simulation import Simulation
+    from verl_ext.simulation.simulation_settings import LengthSettings, WorldSettings
 
     name, settings, rounds = RULES[rule]
     groups, slots = SIMULATED["groups"], SIMULATED["slots"]

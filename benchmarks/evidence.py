@@ -17,8 +17,8 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 from benchmarks.evidence_page import write_page  # noqa: E402
+from verl_ext.lab.lab_run import LabSettings  # noqa: E402
 from verl_ext.lab.recipes import find_recipe  # noqa: E402
-from verl_ext.lab.run import LabSettings  # noqa: E402
 from verl_ext.lab.study import Job, run_missing  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "evidence"

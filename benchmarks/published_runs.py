@@ -18,8 +18,8 @@ from scipy.special import expit, ndtri
 
 from verl_ext.allocation import AllocationSettings, Stop
 from verl_ext.simulation.population import effective_share, solve_logits
-from verl_ext.simulation.run import Simulation
-from verl_ext.simulation.settings import LengthSettings, WorldSettings
+from verl_ext.simulation.simulation import Simulation
+from verl_ext.simulation.simulation_settings import LengthSettings, WorldSettings
 
 UPDATES = ("linear", "adam1k", "adam20k")
 EXTREMES = ("linear", "adam1k")

@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_ext.reports.compared_runs import RunData, find, load
 from verl_ext.reports.comparison import compare
-from verl_ext.reports.statistics import bootstrap_mean, holm, interpolate, welch
+from verl_ext.reports.seed_statistics import bootstrap_mean, holm, interpolate, welch
 
 UNIFORM, DYNAMIC = "cpu/grpo", "cpu/dapo"
 SAME_ROLLOUTS = ("cpu/grpo", "cpu/cero", "cpu/sara_dps")

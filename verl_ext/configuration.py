@@ -16,7 +16,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.tiny.store import tiny_paths
+from verl_ext.tiny.policy_store import tiny_paths
 
 CONFIG_MODULE = "verl_ext.configs"
 CONFIG_PATH = f"pkg://{CONFIG_MODULE}"

@@ -29,9 +29,9 @@ from verl_ext.launch.join_cluster import ClusterError
 from verl_ext.launch.node_watch import NodeLostError, watched_nodes
 from verl_ext.runs.line_file import NotWrittenError
 from verl_ext.runs.own_folder import note_command, own_folder
-from verl_ext.tiny.store import default_cache, ensure_tiny
-from verl_ext.training.settings import TrainingSettings
+from verl_ext.tiny.policy_store import default_cache, ensure_tiny
 from verl_ext.training.stopping import ask_trainer_to_stop
+from verl_ext.training.training_settings import TrainingSettings
 
 
 def run(config: DictConfig, command: Sequence[str] = ()) -> None:

@@ -28,8 +28,8 @@ from verl_ext.command_line import run_command  # noqa: E402
 from verl_ext.configuration import CONFIG_PATH  # noqa: E402
 from verl_ext.files import restrict_umask, write_whole  # noqa: E402
 from verl_ext.runs.outcome_records import RecordError  # noqa: E402
-from verl_ext.simulation.run import simulate  # noqa: E402
-from verl_ext.simulation.settings import world_settings  # noqa: E402
+from verl_ext.simulation.simulation import simulate  # noqa: E402
+from verl_ext.simulation.simulation_settings import world_settings  # noqa: E402
 from verl_ext.typed_settings import SettingError, build, is_whole, require  # noqa: E402
 
 _SECTIONS = (

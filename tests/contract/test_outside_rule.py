@@ -100,7 +100,7 @@ CHECK = """
 import sys
 from hydra import compose, initialize_config_module
 import verl_ext.main_ppo
-from verl_ext.checks.allocation import check_config
+from verl_ext.checks.allocation_settings import check_config
 
 with initialize_config_module("verl_ext.configs", version_base=None):
     for overrides in {overrides}:

@@ -255,3 +255,11 @@ def test_a_truth_without_a_json_form_is_named_by_its_row():
     prompts[2]["reward_model"] = {"ground_truth": Decimal("1.5")}
     with pytest.raises(TypeError, match="row 2 of data.train_files: .*Decimal.*accepted in prompt and ground_truth"):
         PromptRows(RowsAlone(prompts), OmegaConf.create({"shuffle": False}))
+
+
+def test_validation_looks_at_transfer_queue_by_the_method_that_is_overridden():
+    """A dead worker in validation is noticed each time that verl looks at what has come back."""
+    buffer = base.ReplayBuffer
+    assert parameters(buffer._sync_metadata_from_transfer_queue) == ["self"]
+    assert "self._sync_metadata_from_transfer_queue()" in inspect.getsource(buffer)
+    assert "kv_list" in inspect.getsource(buffer._sync_metadata_from_transfer_queue)

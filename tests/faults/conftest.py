@@ -74,7 +74,7 @@ def one_at_a_time(request):
 def stack(tmp_path_factory):
     """One cluster for all faults on fake engines: two rollout workers, with verl's reward workers and without."""
     from verl_ext.testing.fake_run import fake_config
-    from verl_ext.tiny.store import ensure_tiny
+    from verl_ext.tiny.policy_store import ensure_tiny
 
     folder = tmp_path_factory.mktemp("reward")
     (folder / "reward.py").write_text(REWARD.format(mode=str(folder / "mode.json")))

@@ -35,7 +35,7 @@ def stack():
 
 def collector_with(running, *overrides, **fake):
     """A fresh streaming collector on the running cluster and its workers, which get the given fake model."""
-    from verl_ext.checks.allocation import check_config
+    from verl_ext.checks.allocation_settings import check_config
     from verl_ext.testing.fake_engine import FakeEngineSettings
     from verl_ext.training.collector import Collector
 

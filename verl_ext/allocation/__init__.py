@@ -13,10 +13,11 @@ from .downsamplers import (
     max_variance_subset,
     percentile_subset,
 )
+from .group_statistics import GroupStatistics, group_statistics, normalised_over, reward_statistics
 from .groups import Fate, Group, Outcome, Request, RoundError, Verdict
 from .ledger import Ledger, LedgerError
-from .pool import PromptPool, prompt_key
 from .posterior import abandonment_point, effective_probability, expected_variance, spread_probability
+from .prompt_pool import PromptPool, prompt_key
 from .registry import (
     make_allocator,
     make_downsampler,
@@ -28,7 +29,6 @@ from .registry import (
 from .rounds import Backend
 from .selectors import Selector, SelectorSettings
 from .state import StateError, load_state, rng_for, save_state
-from .statistics import GroupStatistics, group_statistics, normalised_over, reward_statistics
 from .streaming import StreamingBackend
 from .waiting import pack_groups, unpack_groups
 

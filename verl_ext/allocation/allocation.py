@@ -19,9 +19,9 @@ from .conclude import Collected, conclude
 from .context import StepContext
 from .failures import Failures
 from .ledger import Ledger
-from .pool import PromptPool
+from .prompt_pool import PromptPool
 from .rounds import Backend, whole_rounds
-from .settings import require
+from .rule_settings import require
 from .state import check_keys, rng_for
 from .streaming import StreamingBackend, stream
 

@@ -11,8 +11,8 @@ from ..typed_settings import SettingError, attempt, is_whole, require_all
 from .allocators import Allocator, Sara
 from .downsamplers import DownSampler
 from .registry import make_allocator, make_downsampler, make_selector
+from .rule_settings import refused, require
 from .selectors import Cero, Dps, Greso, Mopps, Selector
-from .settings import refused, require
 
 # They learn which prompts have right and wrong answers.
 _BY_OUTCOME = (Cero, Dps, Greso, Mopps)

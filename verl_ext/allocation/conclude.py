@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .context import StepContext
+from .group_statistics import GroupStatistics, group_statistics
 from .groups import Fate, Group, Outcome, RoundError, Verdict
-from .statistics import GroupStatistics, group_statistics
 
 if TYPE_CHECKING:
     from .allocation import Allocation

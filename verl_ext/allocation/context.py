@@ -9,8 +9,8 @@ import numpy as np
 from .failures import Failures
 from .groups import Group, Outcome, Request, RoundError
 from .ledger import Ledger
-from .pool import PromptPool
-from .selectors.base import Selector
+from .prompt_pool import PromptPool
+from .selectors.selector import Selector
 
 
 class StepContext:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from .groups import Outcome, Request, RoundError
 
 if TYPE_CHECKING:
-    from .allocators.base import Allocator
+    from .allocators.allocator import Allocator
     from .context import StepContext
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from .groups import Group, Outcome, Request, RoundError
 
 if TYPE_CHECKING:
-    from .allocators.base import Allocator
+    from .allocators.allocator import Allocator
     from .context import StepContext
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
-from verl_ext.allocation.pool import prompt_key
+from verl_ext.allocation.prompt_pool import prompt_key
 
 from .findings import Problems, Seen
 

@@ -10,14 +10,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.allocation import Stop
-from verl_ext.checks.allocation import check_config, warnings_of
+from verl_ext.checks.allocation_settings import check_config, warnings_of
 from verl_ext.checks.numbers import number_problems
 from verl_ext.checks.versions import check_versions, version_warnings
 from verl_ext.rollout.outcomes import OutcomeRule
 from verl_ext.runs.checkpoints import TRACKER
 from verl_ext.runs.own_folder import COMMAND
 from verl_ext.runs.records import ABOUT, CONFIG, LEDGER, METRICS
-from verl_ext.training.settings import TrainingSettings
+from verl_ext.training.training_settings import TrainingSettings
 
 from .data import Rows, check_data, check_storage, files_of
 from .findings import Checks, Problems, Seen, State, missing_setting
@@ -215,7 +215,7 @@ def _unless_made(config: DictConfig, paths: list[str], check, *args) -> Seen:
         Problems: the tiny task is to be made where nothing can be written.
     """
     if config.get("tiny") is not None:
-        from verl_ext.tiny.store import default_cache, tiny_paths
+        from verl_ext.tiny.policy_store import default_cache, tiny_paths
 
         made = tiny_paths(config.tiny.mix)
         own = {str(made.model), str(made.train), str(made.val)}
@@ -230,7 +230,7 @@ def _unless_made(config: DictConfig, paths: list[str], check, *args) -> Seen:
 
 
 def _reward(config: DictConfig, settings: TrainingSettings | None, rows) -> Seen:
-    from verl_ext.checks.reward import check_reward
+    from verl_ext.checks.reward_trial import check_reward
 
     warnings: list[str] = []
     said = check_reward(config, settings, rows, warnings.append)

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from verl_ext.data.dataset_files import check_output, data_folder, finished, write
 from verl_ext.data.rows import DataError, verl_row
-from verl_ext.data.store import check_output, data_folder, finished, write
 
 DATA_SOURCE = "reasoning_gym/countdown"
 # Puzzles drawn for each that is wanted, before they are said to be too few.

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from verl_ext.data.dataset_files import check_output, data_folder, download, fingerprint, finished, local_files, write
 from verl_ext.data.fold import Counts, Fold
 from verl_ext.data.rows import DataError, verl_row
 from verl_ext.data.scan import fetch, scan
-from verl_ext.data.store import check_output, data_folder, download, fingerprint, finished, local_files, write
 from verl_ext.data.templates import TEMPLATES, ask, question_of
 
 HUB = "BytedTsinghua-SIA/DAPO-Math-17k"

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from verl_ext.data.dataset_files import check_output, data_folder, download, fingerprint, finished, local_files, write
 from verl_ext.data.fold import Counts, Fold
 from verl_ext.data.rows import DataError, verl_row
-from verl_ext.data.store import check_output, data_folder, download, fingerprint, finished, local_files, write
 from verl_ext.data.templates import TEMPLATES, ask
 from verl_ext.data.validation_sets import pick, read
 

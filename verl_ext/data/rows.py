@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from verl_ext.allocation.pool import prompt_key
+from verl_ext.allocation.prompt_pool import prompt_key
 
 SCHEMA = pa.schema(
     [

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from verl_ext.data.dataset_files import open_parquet
 from verl_ext.data.fold import Fold
 from verl_ext.data.rows import DataError
-from verl_ext.data.store import open_parquet
 
 BATCH = 1 << 16
 # Between role and content, messages, and prompt and answer: control characters that stand in no prompt.

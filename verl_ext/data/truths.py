@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from verl_ext.rewards.math_verify import compute_score
-from verl_ext.rewards.pool import close_pools
+from verl_ext.rewards.worker_pool import close_pools
 
 LIMIT_S = 300.0
 """Seconds after which the rest is not tried; 17,000 integers take some seconds."""

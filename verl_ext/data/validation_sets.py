@@ -17,9 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_ext.data.fold import Counts, Fold
-from verl_ext.data.rows import DataError, answer_text, verl_row
-from verl_ext.data.store import (
+from verl_ext.data.dataset_files import (
     check_output,
     data_folder,
     download,
@@ -29,6 +27,8 @@ from verl_ext.data.store import (
     open_parquet,
     write,
 )
+from verl_ext.data.fold import Counts, Fold
+from verl_ext.data.rows import DataError, answer_text, verl_row
 from verl_ext.data.templates import TEMPLATES, ask, question_of
 
 QUESTIONS = ("problem", "question", "Problem", "Question")

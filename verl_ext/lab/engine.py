@@ -10,7 +10,7 @@ import torch
 
 from verl_ext.allocation.groups import Outcome, Request
 from verl_ext.lab.decoder import Decoder, Forest
-from verl_ext.simulation.backend import counter_uniform
+from verl_ext.simulation.simulated_backend import counter_uniform
 from verl_ext.tiny.tokens import END_ID
 
 

@@ -15,7 +15,7 @@ import torch
 from verl_ext.files import write_whole
 from verl_ext.lab.decoder import Decoder, DecoderSettings, Forest
 from verl_ext.lab.tasks import FAMILIES, Family, Task, Tokens, with_end
-from verl_ext.tiny.store import default_cache, ensure_tiny
+from verl_ext.tiny.policy_store import default_cache, ensure_tiny
 
 
 def answer_log_probs(policy: Decoder, pairs: list[tuple[Tokens, Tokens]]) -> tuple[torch.Tensor, torch.Tensor]:

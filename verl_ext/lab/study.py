@@ -17,8 +17,8 @@ from typing import Any
 
 from verl_ext.files import write_whole
 from verl_ext.lab import summary
+from verl_ext.lab.lab_run import LabSettings, allocation_settings, run
 from verl_ext.lab.recipes import Recipe, find_recipe
-from verl_ext.lab.run import LabSettings, allocation_settings, run
 from verl_ext.lab.update import UpdateSettings
 from verl_ext.typed_settings import build, refused
 

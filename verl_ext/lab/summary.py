@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 from scipy.stats import nct
 
-from verl_ext.reports.statistics import first_reach, holm
+from verl_ext.reports.seed_statistics import first_reach, holm
 
 Run = dict[str, Any]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from verl_ext.lab.decoder import DecoderSettings
 from verl_ext.tiny.chain_sums import difficulty, draw_pretraining_pair, draw_prompts, prompt_text
-from verl_ext.tiny.settings import MIXES, PolicySettings
+from verl_ext.tiny.task_settings import MIXES, PolicySettings
 from verl_ext.tiny.tokens import END_ID
 
 Tokens = tuple[int, ...]

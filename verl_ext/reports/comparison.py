@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_ext.launch.comparison_plan import CompareError
 from verl_ext.reports.compared_runs import AXES, RunData, differing_settings
-from verl_ext.reports.statistics import bootstrap_mean, bootstrap_ratio, first_reach, holm, interpolate, welch
+from verl_ext.reports.seed_statistics import bootstrap_mean, bootstrap_ratio, first_reach, holm, interpolate, welch
 
 _GRID = 61
 ALPHA = 0.05

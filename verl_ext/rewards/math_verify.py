@@ -17,8 +17,8 @@ from typing import Any, Literal
 from verl_ext.rewards.decide import decide
 from verl_ext.rewards.extract import STYLES, bare, final_answer
 from verl_ext.rewards.plain import formula, tidy
-from verl_ext.rewards.pool import PoolSettings, Unscored, shared_pool
 from verl_ext.rewards.verdicts import Verdicts
+from verl_ext.rewards.worker_pool import PoolSettings, Unscored, shared_pool
 
 logger = logging.getLogger(__name__)
 

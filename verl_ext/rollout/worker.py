@@ -31,6 +31,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.allocation import RoundError
 from verl_ext.rollout.engine_client import GroupLLMClient
+from verl_ext.rollout.group_stream import GroupStream, StreamingSessions
 from verl_ext.rollout.lengths import PromptTooLong, end_tokens, refuse_long_prompts
 from verl_ext.rollout.logs import show_own_logs
 from verl_ext.rollout.outcomes import OutcomeError, OutcomeRule
@@ -46,7 +47,6 @@ from verl_ext.rollout.sessions import (
     fault_of,
     scored_reply,
 )
-from verl_ext.rollout.streaming import GroupStream, StreamingSessions
 from verl_ext.rollout.trajectories import row_fields
 from verl_ext.rollout.validation import ValidationSessions
 

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import expit
 
 from .population import Population, effective_share, expected_signal, signal
-from .settings import WorldSettings
+from .simulation_settings import WorldSettings
 
 NOISE_ROWS = {"linear": None, "adam1k": 1_000, "adam20k": 20_000}
 GLOBAL = 0.8

@@ -62,7 +62,7 @@ def _start_ray(tries: int = 10) -> None:
 
 def collector_on(config: DictConfig, manager: Any, prompts: FakePrompts) -> Any:
     """A connected `Collector` with rules of its own on a running cluster; `manager` runs its rounds."""
-    from verl_ext.checks.allocation import check_config
+    from verl_ext.checks.allocation_settings import check_config
     from verl_ext.training.collector import Collector
     from verl_ext.training.prompts import PromptRows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from verl_ext.allocation.registry import make_allocator
-from verl_ext.allocation.selectors.base import Selector
+from verl_ext.allocation.selectors.selector import Selector
 from verl_ext.allocation.state import StateError
 
 from .common import DATA, check_broken_step, check_fresh, check_repeats_and_resumes, check_strict, rates_of

@@ -21,8 +21,8 @@ from verl_ext.allocation import (
     make_downsampler,
     make_selector,
 )
-from verl_ext.simulation.backend import SimulatedBackend
-from verl_ext.simulation.run import Simulation
+from verl_ext.simulation.simulated_backend import SimulatedBackend
+from verl_ext.simulation.simulation import Simulation
 
 Cut = Callable[[list[Outcome]], Iterator[list[Outcome]]]
 

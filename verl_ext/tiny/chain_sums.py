@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
-from verl_ext.tiny.settings import DIFFICULTIES, PolicySettings
+from verl_ext.tiny.task_settings import DIFFICULTIES, PolicySettings
 
 DATA_SOURCE = "chain_sums"
 

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from verl_ext.tiny.chain_sums import draw_pretraining_pair
-from verl_ext.tiny.settings import PolicySettings
+from verl_ext.tiny.task_settings import PolicySettings
 from verl_ext.tiny.tokenizer import END_ID, PAD_ID
 
 _NO_LABEL = -100

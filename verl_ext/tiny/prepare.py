@@ -12,8 +12,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from verl_ext.tiny.settings import MIXES, PolicySettings, TinySettings
-from verl_ext.tiny.store import TinyPaths, default_cache, prepare, write_policy
+from verl_ext.tiny.policy_store import TinyPaths, default_cache, prepare, write_policy
+from verl_ext.tiny.task_settings import MIXES, PolicySettings, TinySettings
 
 
 def _print_measured(paths: TinyPaths) -> None:

@@ -23,15 +23,15 @@ from verl_ext.allocation import (
     load_state,
     save_state,
 )
-from verl_ext.allocation.statistics import normalised_over
+from verl_ext.allocation.group_statistics import normalised_over
 from verl_ext.rollout.worker import AllocatedAgentLoopManager
 from verl_ext.runs.outcome_records import OutcomeRecorder
 from verl_ext.training.all_zero import AllZeroWatch, NoGradientWatch
-from verl_ext.training.backend import PARTITION, TransferQueueBackend
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.group_advantage import flat_groups
 from verl_ext.training.prompts import PromptRows
-from verl_ext.training.settings import TrainingSettings
+from verl_ext.training.rollout_backend import PARTITION, TransferQueueBackend
+from verl_ext.training.training_settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
+from verl_ext.allocation.group_statistics import GroupStatistics
 from verl_ext.allocation.groups import Outcome
-from verl_ext.allocation.statistics import GroupStatistics
-from verl_ext.training.settings import SettingError
+from verl_ext.training.training_settings import SettingError
 
 EPSILON = 1e-6
 

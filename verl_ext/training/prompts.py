@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from verl.trainer.ppo.utils import create_rl_sampler
 
-from verl_ext.allocation.pool import prompt_key
+from verl_ext.allocation.prompt_pool import prompt_key
 
 logger = logging.getLogger(__name__)
 

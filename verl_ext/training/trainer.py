@@ -26,7 +26,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
-from verl_ext.allocation.statistics import normalised_over
+from verl_ext.allocation.group_statistics import normalised_over
 from verl_ext.rollout.outcomes import plain
 from verl_ext.rollout.validation import look_at
 from verl_ext.runs import checkpoints
@@ -41,9 +41,9 @@ from verl_ext.training.group_advantage import (
     without_advantage,
 )
 from verl_ext.training.prompts import PromptRows
-from verl_ext.training.settings import MODE, TrainingSettings, resolve_budget, rows_multiple
 from verl_ext.training.stopping import StopRequest
-from verl_ext.training.validation import is_nothing, numbers_alone, or_nothing, without
+from verl_ext.training.training_settings import MODE, TrainingSettings, resolve_budget, rows_multiple
+from verl_ext.training.validation_metrics import is_nothing, numbers_alone, or_nothing, without
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))

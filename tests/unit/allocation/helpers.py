@@ -9,8 +9,8 @@ from scipy.optimize import brentq
 from scipy.special import expit, ndtri
 
 from verl_ext.allocation import Fate, PromptPool, Stop, Verdict, make_allocator, make_downsampler, make_selector
-from verl_ext.simulation.backend import SimulatedBackend
-from verl_ext.simulation.run import Simulation
+from verl_ext.simulation.simulated_backend import SimulatedBackend
+from verl_ext.simulation.simulation import Simulation
 
 
 def examples(n):

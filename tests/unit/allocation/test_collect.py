@@ -20,7 +20,7 @@ from verl_ext.allocation import (
     save_state,
 )
 from verl_ext.allocation.allocators import Uniform
-from verl_ext.simulation.backend import SimulatedBackend
+from verl_ext.simulation.simulated_backend import SimulatedBackend
 
 
 @st.composite

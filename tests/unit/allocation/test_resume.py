@@ -17,8 +17,8 @@ import pytest
 from verl_ext.allocation import PromptPool, Stop, make_allocator, make_downsampler, make_selector
 from verl_ext.allocation.registry import allocators, selectors
 from verl_ext.allocation.state import load_state, save_state
-from verl_ext.simulation.backend import SimulatedBackend
-from verl_ext.simulation.run import Simulation
+from verl_ext.simulation.simulated_backend import SimulatedBackend
+from verl_ext.simulation.simulation import Simulation
 from verl_ext.testing import same
 
 STEPS, GROUPS, SIZE, PROMPTS = 6, 2, 6, 8

@@ -98,7 +98,7 @@ def test_streams_of_randomness_are_named():
 
 def test_the_core_imports_nothing_heavy():
     code = (
-        "import sys, verl_ext.allocation, verl_ext.simulation.backend, verl_ext.testing\n"
+        "import sys, verl_ext.allocation, verl_ext.simulation.simulated_backend, verl_ext.testing\n"
         "heavy = {'verl', 'ray', 'torch', 'vllm', 'transfer_queue', 'hydra', 'omegaconf', 'transformers', 'pandas'}\n"
         "heavy |= {'pytest', 'hypothesis'}\n"
         "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))"

@@ -13,8 +13,8 @@ from tests.unit.allocation.helpers import Run, check_step, examples, u_shaped
 from verl_ext.allocation import Fate, RoundError, SettingError, Verdict, make_allocator
 from verl_ext.allocation.compose import check_rounds
 from verl_ext.allocation.registry import allocators
-from verl_ext.simulation.backend import SimulatedBackend
-from verl_ext.simulation.streaming import SimulatedStream
+from verl_ext.simulation.simulated_backend import SimulatedBackend
+from verl_ext.simulation.streaming_backend import SimulatedStream
 
 SMALL = u_shaped(0.35, size=300)
 RULES = {

@@ -13,9 +13,9 @@ from verl_ext.checks import Checks, Problems, State, local
 from verl_ext.checks import data as data_checks
 from verl_ext.checks.data import Rows, check_data, check_storage
 from verl_ext.checks.model import check_context, check_lengths, check_model
-from verl_ext.checks.reward import check_reward
+from verl_ext.checks.reward_trial import check_reward
 from verl_ext.tiny.chain_sums import verl_row
-from verl_ext.training.settings import TrainingSettings
+from verl_ext.training.training_settings import TrainingSettings
 from verl_ext.typed_settings import SettingError
 
 
@@ -339,7 +339,7 @@ def test_a_reward_that_raises_is_warned_of(tmp_path):
                                              ("graded", "threshold"), ("nothing", "cannot be imported.*nothing"),
                                              ("hangs", "more than 0.2 s")])  # fmt: skip
 def test_a_reward_that_cannot_be_read_is_refused(tmp_path, name, words, monkeypatch):
-    monkeypatch.setattr("verl_ext.checks.reward.ANSWER_S", 0.2)
+    monkeypatch.setattr("verl_ext.checks.reward_trial.ANSWER_S", 0.2)
     with pytest.raises(SettingError, match=words):
         reward(tmp_path, name)
 

@@ -11,7 +11,7 @@ from verl_ext.checks import Problems, State
 from verl_ext.checks.data import Rows
 from verl_ext.checks.findings import Checks
 from verl_ext.checks.local import check_settings, check_with_verl
-from verl_ext.tiny.store import tiny_paths
+from verl_ext.tiny.policy_store import tiny_paths
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 

@@ -11,8 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.unit.data.data_files import PUBLISHED, lines, published, write_rows
-from verl_ext.allocation.pool import prompt_key
-from verl_ext.data import dapo_math_17k, scan, store
+from verl_ext.allocation.prompt_pool import prompt_key
+from verl_ext.data import dapo_math_17k, scan
+from verl_ext.data import dataset_files as store
 from verl_ext.data.dapo_math_17k import main, prepare
 from verl_ext.data.fold import Fold
 from verl_ext.data.rows import SCHEMA, DataError

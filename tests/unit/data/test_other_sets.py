@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.data.data_files import lines, published, write_lines, write_rows
-from verl_ext.allocation.pool import prompt_key
+from verl_ext.allocation.prompt_pool import prompt_key
 from verl_ext.data import countdown, gsm8k, training_sets, validation_sets
 from verl_ext.data.rows import SCHEMA, DataError, answer_text
 from verl_ext.data.templates import TEMPLATES, ask, question_of

@@ -15,7 +15,7 @@ from verl_ext.launch import cleanup
 from verl_ext.runs.records import Run, StepRecord, read_run
 from verl_ext.tiny import ensure_tiny
 from verl_ext.tiny.measure import measure_saved
-from verl_ext.tiny.store import SHIPPED
+from verl_ext.tiny.policy_store import SHIPPED
 
 START = """
 import json, os, shutil, sys, time

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import evidence, evidence_page
-from verl_ext.lab.run import allocation_settings
+from verl_ext.lab.lab_run import allocation_settings
 
 
 def made(recipe, end, policy=1, seed=0, task="balanced", hopeless=None, rollouts=1600, start=0.4):

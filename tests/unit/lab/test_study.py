@@ -17,8 +17,8 @@ from scipy import stats
 from verl_ext.allocation import SettingError
 from verl_ext.lab import policies, summary
 from verl_ext.lab.decoder import DecoderSettings
+from verl_ext.lab.lab_run import LabSettings, allocation_settings, run
 from verl_ext.lab.recipes import RECIPES, find_recipe
-from verl_ext.lab.run import LabSettings, allocation_settings, run
 from verl_ext.lab.study import study
 from verl_ext.lab.tasks import FAMILIES, TASKS, Task, make_task
 

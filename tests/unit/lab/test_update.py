@@ -14,7 +14,7 @@ from verl_ext.lab.engine import Engine, Trajectory
 from verl_ext.lab.policies import success_rates
 from verl_ext.lab.update import Row, Trainer, UpdateSettings, advantages, loss
 from verl_ext.tiny.policy import make_policy
-from verl_ext.tiny.settings import PolicySettings
+from verl_ext.tiny.task_settings import PolicySettings
 from verl_ext.tiny.tokens import END_ID
 
 PROMPTS = [tuple(b"9+8+7="), tuple(b"1+2="), tuple(b"5+5+5+5=")]

@@ -23,9 +23,9 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 import verl_ext.main_ppo as main_ppo
 from tests.unit.data.data_files import published, write_rows
 from verl_ext.checks import Problems
-from verl_ext.checks.allocation import check_config
+from verl_ext.checks.allocation_settings import check_config
 from verl_ext.checks.model import check_context
-from verl_ext.checks.reward import check_reward
+from verl_ext.checks.reward_trial import check_reward
 from verl_ext.configuration import compose_config
 from verl_ext.cpu.version_alias import install_alias
 from verl_ext.data.dapo_math_17k import prepare

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_module
 
 from tests.unit.checks.check_configs import config_with
 from verl_ext import configs
-from verl_ext.checks.allocation import check_config
+from verl_ext.checks.allocation_settings import check_config
 from verl_ext.simulate import run as simulate
 
 CONFIGS = Path(next(iter(configs.__path__)))

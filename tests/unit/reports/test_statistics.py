@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from verl_ext.reports.statistics import (
+from verl_ext.reports.seed_statistics import (
     bootstrap_mean,
     bootstrap_ratio,
     first_reach,

@@ -9,7 +9,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_ext.rewards.compare import MOST_BITS, _TooLargeError, exact, read, same
+from verl_ext.rewards.compare_answers import MOST_BITS, _TooLargeError, exact, read, same
 
 small = st.integers(-9, 9)
 

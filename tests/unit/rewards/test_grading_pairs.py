@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.bench_grading import TABLES, ours, outcome, pairs, responses
-from verl_ext.rewards.pool import close_pools
+from verl_ext.rewards.worker_pool import close_pools
 
 KNOWN_MISSES = {
     ("\\{x: x>2\\}", "(2,\\infty)"),

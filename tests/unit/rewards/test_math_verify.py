@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from verl_ext.rewards import math_verify
 from verl_ext.rewards.math_verify import RewardSettingError, compute_score
-from verl_ext.rewards.pool import close_pools, shared_pool
+from verl_ext.rewards.worker_pool import close_pools, shared_pool
 from verl_ext.rollout.outcomes import OutcomeRule, read_outcome
 
 QUICK = {"deadline_s": 0.7, "memory_mb": 512}
@@ -165,8 +165,8 @@ def test_verl_loads_it_with_settings_from_the_configuration(no_worker):
 
 
 def test_a_wrong_setting_is_refused_before_ray_starts(no_worker):
-    from verl_ext.checks.reward import check_reward
-    from verl_ext.training.settings import TrainingSettings
+    from verl_ext.checks.reward_trial import check_reward
+    from verl_ext.training.training_settings import TrainingSettings
     from verl_ext.typed_settings import SettingError
 
     function = {"path": "pkg://verl_ext.rewards.math_verify", "name": "compute_score", "reward_kwargs": {}}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.rewards import pool as pool_module
-from verl_ext.rewards.pool import PoolSettings, Unscored, WorkerPool
+from verl_ext.rewards import worker_pool as pool_module
+from verl_ext.rewards.worker_pool import PoolSettings, Unscored, WorkerPool
 
 STUB = str(Path(__file__).parent / "stub")
 DEADLINE_S = 0.3
@@ -166,7 +166,7 @@ import sys, threading, time
 sys.path.insert(0, {stub!r})
 from verl_ext.rewards import pool as pool_module
 pool_module.COMPARER = "stub_compare"
-from verl_ext.rewards.pool import PoolSettings, shared_pool
+from verl_ext.rewards.worker_pool import PoolSettings, shared_pool
 pool = shared_pool(PoolSettings(workers=2, deadline_s={deadline}, memory_mb=256))
 pool.judge("1", "1")
 thread = threading.Thread(target=lambda: pool.judge("1", "hang"), daemon=True)

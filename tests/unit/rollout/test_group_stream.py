@@ -8,10 +8,10 @@ import pytest
 import ray
 
 from verl_ext.allocation import RoundError
-from verl_ext.rollout import streaming
+from verl_ext.rollout import group_stream as streaming
+from verl_ext.rollout.group_stream import GroupStream
 from verl_ext.rollout.outcomes import OutcomeError
 from verl_ext.rollout.sessions import GroupRequest, SessionReply
-from verl_ext.rollout.streaming import GroupStream
 
 
 class Worker:

@@ -12,10 +12,10 @@ from verl_ext.allocation import Allocation, AllocationSettings, Stop
 from verl_ext.runs.line_file import NotWrittenError
 from verl_ext.runs.outcome_records import OutcomeRecorder, RecordError, read_record
 from verl_ext.simulate import summary
-from verl_ext.simulation.backend import SimulatedBackend
 from verl_ext.simulation.replay import ReplayBackend
-from verl_ext.simulation.run import simulate
-from verl_ext.simulation.settings import WorldSettings
+from verl_ext.simulation.simulated_backend import SimulatedBackend
+from verl_ext.simulation.simulation import simulate
+from verl_ext.simulation.simulation_settings import WorldSettings
 
 KEYS = [f"key-{i}" for i in range(60)]
 

@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from verl_ext.simulation import closed_form
 from verl_ext.simulation.population import effective_share, expected_signal, make_population, solve_logits
-from verl_ext.simulation.settings import WorldSettings, world_settings
+from verl_ext.simulation.simulation_settings import WorldSettings, world_settings
 from verl_ext.simulation.updates import Learner, progress_of
 from verl_ext.typed_settings import SettingError
 

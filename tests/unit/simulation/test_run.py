@@ -15,8 +15,8 @@ from verl_ext.allocation import AllocationSettings as given
 from verl_ext.allocation import Stop, effective_probability
 from verl_ext.simulate import run as run_config
 from verl_ext.simulation import closed_form
-from verl_ext.simulation.run import Simulation, simulate
-from verl_ext.simulation.settings import WorldSettings
+from verl_ext.simulation.simulation import Simulation, simulate
+from verl_ext.simulation.simulation_settings import WorldSettings
 
 SARA = {"name": "sara"}
 

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from verl_ext.tiny import prepare, store
+from verl_ext.tiny import policy_store as store
+from verl_ext.tiny import prepare
 from verl_ext.tiny.chain_sums import (
     difficulty,
     draw_digits,
@@ -28,7 +29,7 @@ from verl_ext.tiny.chain_sums import (
 from verl_ext.tiny.measure import measure, sample_answers, success_probabilities
 from verl_ext.tiny.policy import encode_pairs, learning_rate_factor, make_policy, pretrain
 from verl_ext.tiny.reward import compute_score
-from verl_ext.tiny.settings import DIFFICULTIES, MIXES, PolicySettings, TinySettings, data_key, policy_key
+from verl_ext.tiny.task_settings import DIFFICULTIES, MIXES, PolicySettings, TinySettings, data_key, policy_key
 from verl_ext.tiny.tokenizer import END_ID, PAD_ID, START_ID, make_tokenizer
 
 POLICY = PolicySettings()

@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from tests.unit.training.in_process import SMALL, Manager, Queue, Rewards, Worker
-from verl_ext.checks.allocation import check_config
+from verl_ext.checks.allocation_settings import check_config
 from verl_ext.testing.fake_run import FakePrompts, fake_config
 from verl_ext.training import trainer as trainer_module
 from verl_ext.training.trainer import AllocatedReplayBuffer, PPOTrainerAllocated

@@ -10,10 +10,10 @@ import torch
 
 from verl_ext.rollout.outcomes import OutcomeRule
 from verl_ext.rollout.sessions import GroupRequest, SessionReply, scored_reply
-from verl_ext.training import backend as backend_module
+from verl_ext.training import rollout_backend as backend_module
 from verl_ext.training.all_zero import AllZeroWatch, NoGradientWatch, Sample, StepTally
-from verl_ext.training.backend import TransferQueueBackend
 from verl_ext.training.collector import Collector
+from verl_ext.training.rollout_backend import TransferQueueBackend
 
 
 def reply(uid="a", session=0, correct=False, **fields):

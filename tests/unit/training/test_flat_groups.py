@@ -10,7 +10,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from tests.unit.training.in_process import Queue
 from verl_ext.allocation.groups import Outcome
 from verl_ext.training.group_advantage import check_sessions, flat_groups, without_advantage
-from verl_ext.training.settings import SettingError
+from verl_ext.training.training_settings import SettingError
 
 
 def outcomes(scores, group="g"):

@@ -7,8 +7,8 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 import verl_ext.main_ppo as main_ppo
-from verl_ext.checks.allocation import check_config
-from verl_ext.training.settings import rows_multiple
+from verl_ext.checks.allocation_settings import check_config
+from verl_ext.training.training_settings import rows_multiple
 from verl_ext.typed_settings import SettingError
 
 RECIPES = sorted(

@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from tests.unit.training.in_process import Queue
 from verl_ext.training.trainer import AllocatedReplayBuffer, PPOTrainerAllocated
-from verl_ext.training.validation import NOTHING, numbers_alone
+from verl_ext.training.validation_metrics import NOTHING, numbers_alone
 
 UIDS = [f"p{i}" for i in range(2) for _ in range(3)]
 ACC = [True, False, True, False, False, True]

@@ -1,6 +1,6 @@
 """Allocators: how many rollouts each prompt gets, when, and which groups enter the batch."""
 
-from .base import Allocator, AllocatorSettings
+from .allocator import Allocator, AllocatorSettings
 from .dynamic_sampling import DynamicSampling, DynamicSamplingSettings
 from .hora import Hora, HoraSettings, hora_allocation
 from .knapsack import Knapsack, KnapsackSettings, knapsack_allocation

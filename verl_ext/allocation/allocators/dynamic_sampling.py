@@ -10,10 +10,10 @@ from typing import Any, Literal
 from ..groups import Fate, Group, Outcome, Request, Verdict
 from ..posterior import effective_probability
 from ..registry import register_allocator
-from ..settings import require
+from ..rule_settings import require
 from ..state import check_keys
 from ..waiting import WaitingGroups
-from .base import Allocator, AllocatorSettings
+from .allocator import Allocator, AllocatorSettings
 from .window import CommitRate, adaptive_wave
 
 

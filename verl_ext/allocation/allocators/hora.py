@@ -13,8 +13,8 @@ from scipy.special import betaln
 
 from ..groups import Group, Request, Verdict
 from ..registry import register_allocator
-from ..settings import require
-from .base import Allocator, AllocatorSettings
+from ..rule_settings import require
+from .allocator import Allocator, AllocatorSettings
 from .greedy import largest_gains
 
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..groups import Group, Request, Verdict
 from ..registry import register_allocator
-from ..settings import require
+from ..rule_settings import require
 from ..state import check_keys
-from .base import Allocator, AllocatorSettings
+from .allocator import Allocator, AllocatorSettings
 from .greedy import largest_gains
 
 _MEMORY = 62  # most outcomes that the latest of a prompt can be: bits of a mask

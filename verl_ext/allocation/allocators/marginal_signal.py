@@ -10,10 +10,10 @@ import numpy as np
 
 from ..groups import Group, Request, Verdict
 from ..registry import register_allocator
-from ..settings import require
+from ..rule_settings import require
 from ..signal import expected_values, hull_gains
 from ..success_rates import SuccessRates
-from .base import Allocator, AllocatorSettings
+from .allocator import Allocator, AllocatorSettings
 from .greedy import largest_gains
 
 

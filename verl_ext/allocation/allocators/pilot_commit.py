@@ -15,10 +15,10 @@ import numpy as np
 from ..downsamplers import max_variance_subset
 from ..groups import Fate, Group, Outcome, Request, Verdict
 from ..registry import register_allocator
-from ..settings import require
+from ..rule_settings import require
 from ..state import check_keys
 from ..waiting import WaitingGroups
-from .base import Allocator, AllocatorSettings
+from .allocator import Allocator, AllocatorSettings
 from .window import CommitRate
 
 

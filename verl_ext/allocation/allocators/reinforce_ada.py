@@ -11,8 +11,8 @@ from typing import Literal
 
 from ..groups import Group, Outcome, Request, Verdict
 from ..registry import register_allocator
-from ..settings import require
-from .base import Allocator, AllocatorSettings
+from ..rule_settings import require
+from .allocator import Allocator, AllocatorSettings
 
 
 @dataclass(frozen=True)

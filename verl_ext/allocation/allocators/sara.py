@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from ..groups import Fate, Group, Outcome, Request, Verdict
 from ..registry import register_allocator
-from ..settings import require
+from ..rule_settings import require
 from ..state import check_keys
 from ..waiting import WaitingGroups
+from .allocator import Allocator, AllocatorSettings
 from .audit import Audit
-from .base import Allocator, AllocatorSettings
 from .sara_rule import ABANDON, COMMIT, make_judge
 from .window import CommitRate, adaptive_wave
 

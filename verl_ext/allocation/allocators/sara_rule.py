@@ -24,7 +24,7 @@ import numpy as np
 
 from ..groups import Group
 from ..posterior import abandonment_point, effective_probability, spread_probability
-from ..settings import refused, require
+from ..rule_settings import refused, require
 from ..state import check_keys
 
 CONTINUE, COMMIT, ABANDON = 0, 1, 2

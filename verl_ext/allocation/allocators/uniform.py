@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..groups import Group, Request, Verdict
 from ..registry import register_allocator
-from .base import Allocator
+from .allocator import Allocator
 
 
 @register_allocator("uniform")

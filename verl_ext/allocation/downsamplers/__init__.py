@@ -1,6 +1,6 @@
 """Down-samplers: which rollouts of a committed group reach the update."""
 
-from .base import DownSampler, DownSamplerSettings, KeepFew, KeepSettings
+from .downsampler import DownSampler, DownSamplerSettings, KeepFew, KeepSettings
 from .max_reward import MaxReward, max_reward_subset
 from .max_variance import MaxVariance, max_variance_mask, max_variance_subset
 from .none import KeepAll

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..registry import register_downsampler
-from .base import KeepFew
+from .downsampler import KeepFew
 
 
 @register_downsampler("max_variance")

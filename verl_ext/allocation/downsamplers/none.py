@@ -6,7 +6,7 @@ import numpy as np
 
 from ..groups import Group
 from ..registry import register_downsampler
-from .base import DownSampler
+from .downsampler import DownSampler
 
 
 @register_downsampler("none")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..registry import register_downsampler
-from .base import KeepFew, ranked
+from .downsampler import KeepFew, ranked
 
 
 @register_downsampler("percentile")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..registry import register_downsampler
-from .base import KeepFew, shuffled_indices
+from .downsampler import KeepFew, shuffled_indices
 
 
 @register_downsampler("random")

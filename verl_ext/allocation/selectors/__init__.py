@@ -1,10 +1,10 @@
 """Selectors: which prompts are offered next."""
 
-from .base import Selector, SelectorSettings
 from .cero import Cero, CeroSettings
 from .dps import Dps, DpsSettings
 from .greso import Greso, GresoSettings
 from .mopps import Mopps, MoppsSettings
+from .selector import Selector, SelectorSettings
 from .shuffled import Shuffled
 
 __all__ = [

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..pool import PromptPool
-from ..settings import require
+from ..prompt_pool import PromptPool
+from ..rule_settings import require
 from ..state import StateError, check_keys, rng_for
-from .base import Selector, SelectorSettings
+from .selector import Selector, SelectorSettings
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..pool import PromptPool
 from ..posterior import expected_variance
+from ..prompt_pool import PromptPool
 from ..registry import register_selector
-from ..settings import require
+from ..rule_settings import require
 from ..state import StateError, check_keys, rng_for
 from . import fenchel
-from .base import Selector, SelectorSettings
+from .selector import Selector, SelectorSettings
 
 # E[p (1 - p)] under the uniform prior: the scale of q.
 _Q0 = 1 / 6

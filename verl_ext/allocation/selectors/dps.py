@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import entr
 
 from ..registry import register_selector
-from ..settings import require
+from ..rule_settings import require
 from .candidates import CandidateSelector, CandidateSettings
 
 MIXED = 1

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..pool import PromptPool
+from ..prompt_pool import PromptPool
 from ..registry import register_selector
-from ..settings import require
+from ..rule_settings import require
 from ..state import StateError, check_keys, rng_for
-from .base import Selector, SelectorSettings
+from .selector import Selector, SelectorSettings
 
 _LOW, _HIGH = 0.05, 0.95
 

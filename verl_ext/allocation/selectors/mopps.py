@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..registry import register_selector
-from ..settings import refused, require
+from ..rule_settings import refused, require
 from .candidates import CandidateSelector, CandidateSettings
 
 
@@ -36,7 +36,7 @@ class MoppsSettings(CandidateSettings):
     """See ``lower``."""
     initial: str | None = None
     """JSON file of outcomes known before the run (the official initial bandit): a list of 0 and 1 for the key of each
-    prompt, see :func:`~verl_ext.allocation.pool.prompt_key`; prompts that it lacks start from the prior."""
+    prompt, see :func:`~verl_ext.allocation.prompt_pool.prompt_key`; prompts that it lacks start from the prior."""
     initial_weight: float = 3.0
     """Weight of each of those outcomes; 3 is the official code's."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..registry import register_selector
-from .base import Selector
+from .selector import Selector
 
 
 @register_selector("shuffled")
 class Shuffled(Selector):
-    """The pool's order, epoch after epoch (see :class:`~verl_ext.allocation.pool.PromptPool`)."""
+    """The pool's order, epoch after epoch (see :class:`~verl_ext.allocation.prompt_pool.PromptPool`)."""
 
     def select(self, n: int) -> list[int]:
         assert self.pool is not None, "begin_step comes first"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from verl_ext.allocation import Allocator, AllocatorSettings, Verdict
-from verl_ext.allocation.settings import require
+from verl_ext.allocation.rule_settings import require
 
 
 @dataclass(frozen=True)

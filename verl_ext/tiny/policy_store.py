@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_ext.tiny.settings import PolicySettings, TinySettings, data_key, policy_key
+from verl_ext.tiny.task_settings import PolicySettings, TinySettings, data_key, policy_key
 
 SHIPPED = Path(__file__).with_name("policy_seed0")
 """Folder of the policy that comes with the package: that of `PolicySettings()`."""
@@ -48,7 +48,7 @@ def ensure_tiny(mix: str = "balanced", cache: str | os.PathLike | None = None, p
     """The tiny policy and the data of a mix; what is not there yet is made.
 
     Args:
-        mix: "balanced" or "sparse" (see verl_ext.tiny.settings.MIXES).
+        mix: "balanced" or "sparse" (see verl_ext.tiny.task_settings.MIXES).
         cache: folder to keep them in; None is `default_cache()`.
         policy_seed: seed of the pre-training. 0 is the policy that comes with the package; another one is pre-trained
             on first use, in a few minutes.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from verl_ext.rewards.math_worker import CLOCK_FACTOR
 
-COMPARER = "verl_ext.rewards.compare"
+COMPARER = "verl_ext.rewards.compare_answers"
 """Module whose `same` the workers call."""
 
 START_S = 120.0

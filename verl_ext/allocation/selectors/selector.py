@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..pool import PromptPool
+from ..prompt_pool import PromptPool
 from ..state import check_keys
 
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_ext.allocation import Rules, make_rules, normalised_over
 from verl_ext.checks.numbers import number_problems
 from verl_ext.training.batch import StepBudget
-from verl_ext.training.settings import MODE, TrainingSettings, resolve_budget
+from verl_ext.training.training_settings import MODE, TrainingSettings, resolve_budget
 from verl_ext.typed_settings import SettingError, attempt
 
 

@@ -1,7 +1,7 @@
 """The `allocation` namespace of the configuration, typed, and the budget of a training step that follows from it.
 
 An error names the setting, the value seen and what is accepted. What crosses it with verl's other settings is in
-`verl_ext.checks.allocation`.
+`verl_ext.checks.allocation_settings`.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import numpy as np
 from verl_ext.allocation import Allocation, AllocationSettings, Collected, PromptPool, rng_for
 from verl_ext.runs.outcome_records import read_record
 
-from .backend import SimulatedBackend
 from .population import Population, effective_share, make_population
 from .replay import ReplayBackend
-from .settings import WorldSettings
-from .streaming import SimulatedStream
+from .simulated_backend import SimulatedBackend
+from .simulation_settings import WorldSettings
+from .streaming_backend import SimulatedStream
 from .updates import Learner
 
 

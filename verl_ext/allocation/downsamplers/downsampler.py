@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..groups import Group
-from ..settings import require
+from ..rule_settings import require
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from verl_ext.checks.findings import deadline
 from verl_ext.rewards.math_verify import RewardSettingError
 from verl_ext.rollout.outcomes import OutcomeError, OutcomeRule, Reading, read_outcome
-from verl_ext.training.settings import TrainingSettings
+from verl_ext.training.training_settings import TrainingSettings
 from verl_ext.typed_settings import SettingError
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..groups import Group, Outcome, Request
-from ..settings import require
+from ..rule_settings import require
 from ..state import check_keys
 
 if TYPE_CHECKING:
