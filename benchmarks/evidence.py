@@ -24,10 +24,10 @@ from verl_ext.lab.study import Job, run_missing  # noqa: E402
 RESULTS = Path(__file__).parent / "results" / "evidence"
 
 OURS = "marginal_signal"
-LEADING = ("grpo_64x4", OURS, "greso_sara", "cero", "mopps_64x4")
+LEADING = ("grpo_64x4", OURS, "greso_sara", "greso_64x4", "cero", "mopps_64x4")
 """Recipes that could be the best of some regime: they get the most runs."""
 OTHERS = (
-    "grpo", "sara", "greso_64x4", "vip_64x4", "hora", "knapsack", "reinforce_ada", "dapo", "dps", "dps_sara",
+    "grpo", "sara", "vip_64x4", "hora", "knapsack", "reinforce_ada", "dapo", "dps", "dps_sara",
     "cero_sara",
 )  # fmt: skip
 SIZES = ("grpo_128x2", "grpo_16x16", "grpo_8x32", "grpo_4x64", "sara_8x32", "pilot_commit_8x32", "pods_16x32")
