@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import hashlib
-import io
 import json
 from itertools import islice
 from pathlib import Path
 
+import safetensors.torch
 import torch
 
 from verl_ext.files import write_whole
@@ -74,7 +74,7 @@ def policy_path(family: Family, seed: int, cache: Path | None = None) -> Path:
     """Where a base policy is kept, by all that it depends on."""
     content = [family.name, dataclasses.asdict(family.sizes), family.steps, family.batch, family.lr, seed]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
-    return (cache or default_cache()) / "lab" / f"{family.name}-{seed}-{key}.pt"
+    return (cache or default_cache()) / "lab" / f"{family.name}-{seed}-{key}.safetensors"
 
 
 def tiny_policy() -> Decoder:
@@ -102,10 +102,9 @@ def base_policy(task: Task, seed: int, cache: Path | None = None) -> Decoder:
             print(
                 f"pre-training policy {seed} of the {task.family.name} tasks, once; kept in {path.parent}", flush=True
             )
-            buffer = io.BytesIO()
-            torch.save(pretrain(task.family, seed).state_dict(), buffer)
-            write_whole(path, buffer.getvalue())
+            weights = pretrain(task.family, seed).state_dict()
+            write_whole(path, safetensors.torch.save({name: tensor.clone() for name, tensor in weights.items()}))
     with torch.random.fork_rng(devices=[]):
         policy = Decoder(task.family.sizes)
-    policy.load_state_dict(torch.load(path, weights_only=True))
+    policy.load_state_dict(safetensors.torch.load_file(path))
     return policy

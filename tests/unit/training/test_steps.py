@@ -192,7 +192,7 @@ def test_sessions_past_their_deadline_are_ended_in_the_engine(queue):
             self._leases, self.told, self.end = {}, [], asyncio.Event()
 
         @asynccontextmanager
-        async def group(self, uid):
+        async def group(self, uid, sessions, global_steps):
             yield
 
         async def abort(self, uids):

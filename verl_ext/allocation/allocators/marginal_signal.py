@@ -98,12 +98,13 @@ class MarginalSignal(Allocator):
             groups = ctx.admit(min(ctx.target_groups, ctx.budget_left // settings.pilot))
             return [ctx.request(group, settings.pilot) for group in groups]
         waves = min(settings.waves, ctx.max_rounds)
-        if ctx.round > waves or not ctx.groups:
+        groups = [group for group in ctx.groups if group.verdict is Verdict.CONTINUE]
+        if ctx.round > waves or not groups:
             return []
         left = len(ctx.groups) * self.group_size - sum(group.requested for group in ctx.groups)
         left = min(left, ctx.budget_left)
-        counts = largest_gains(self._gains(ctx.groups), left if ctx.round == waves else (left + 1) // 2, ctx.rng)
-        return [ctx.request(group, n) for group, n in zip(ctx.groups, counts.tolist(), strict=True) if n]
+        counts = largest_gains(self._gains(groups), left if ctx.round == waves else (left + 1) // 2, ctx.rng)
+        return [ctx.request(group, n) for group, n in zip(groups, counts.tolist(), strict=True) if n]
 
     def _gains(self, groups: list[Group]) -> np.ndarray:
         """(groups, most): what each further rollout adds; -inf beyond the largest group."""
@@ -118,6 +119,8 @@ class MarginalSignal(Allocator):
 
     def finish(self, ctx) -> list[Group]:
         for group in ctx.groups:
+            if group.verdict is not Verdict.CONTINUE:
+                continue
             group.verdict = Verdict.COMMIT if group.mixed else Verdict.ABANDON
             self._rates.observe(group.prompt, group.successes, group.trials)
         self._rates.fit()
@@ -127,7 +130,7 @@ class MarginalSignal(Allocator):
             "largest_group": float(max(sizes)),
             "smallest_group": float(min(sizes)),
         }
-        return [group for group in ctx.groups if group.mixed]
+        return [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
 
     def metrics(self) -> dict[str, float]:
         """``hopeless_share``: prompts of the pool that the fitted prior takes for hopeless."""

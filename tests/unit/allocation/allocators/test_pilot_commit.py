@@ -11,6 +11,7 @@ from verl_ext.allocation import (
     Fate,
     Group,
     Outcome,
+    RoundError,
     SettingError,
     StateError,
     Verdict,
@@ -336,7 +337,7 @@ def test_pilot_rollouts_beyond_n_pilot_kept_are_down_sampled_by_variance():
         assert record["fates"]["down_sampled"] > 0
 
 
-@pytest.mark.parametrize("rates, faults", [(0.0, {}), (1.0, {}), (0.5, {"unscorable": 1.0}), (0.5, {"failing": 1.0})])
+@pytest.mark.parametrize("rates, faults", [(0.0, {}), (1.0, {}), (0.5, {"unscorable": 1.0})])
 @pytest.mark.parametrize("binding", [True, False])
 def test_it_ends_on_dead_data(rates, faults, binding):
     run = Run(np.full(200, rates), "pilot_commit", groups=4, settings={**SMALL, "binding": binding}, **faults)
@@ -346,6 +347,13 @@ def test_it_ends_on_dead_data(rates, faults, binding):
         assert collected.short_by == 4 and not collected.waiting
     if rates == 1.0:
         assert run.pool.all_retired and collected.rollouts == 0
+
+
+def test_an_engine_that_refuses_every_prompt_ends_the_run():
+    run = Run(np.full(200, 0.5), "pilot_commit", groups=4, settings=SMALL, failing=1.0)
+    with pytest.raises(RoundError, match="prompts in a row"):
+        for number in range(6):
+            step(run, number)
 
 
 def test_budgets_below_the_published_cost_still_fill_what_they_can():
