@@ -150,7 +150,7 @@ def test_pilots_ride_with_commits_wait_across_the_update_and_survive_a_resume(st
     import transfer_queue as tq
 
     # Waves of 96, of which enough for a batch qualify.
-    recipe = ("recipe=cpu/pilot_commit", "allocation.allocator.gen_multiple=6")
+    recipe = ("recipe=cpu/pilot_commit", "allocation.allocator.gen_multiple=6", "allocation.allocator.wave=full")
     straight = collector_with(stack, *recipe)
     requests: list[list[tuple[str, int]]] = []
     generate_round = straight.backend.manager.generate_round

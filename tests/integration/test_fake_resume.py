@@ -78,7 +78,7 @@ def test_something_waits_in_the_queue_where_it_should(stack):
 
 
 @pytest.mark.parametrize("change, said", [
-    (("allocation.allocator.probe=3",), "allocation.allocator.probe: saved 4, now 3"),
+    (("allocation.allocator.probe=3",), "allocation.allocator.probe: saved 'auto', now 3"),
     (("allocation/allocator=dynamic_sampling",), "allocation.allocator.name: saved 'sara', now 'dynamic_sampling'"),
     (("allocation/selector=mopps",), "allocation.selector.name: saved 'shuffled', now 'mopps'"),
     (("allocation/downsampler=random", "allocation.downsampler.keep=4"), "sampler.name: saved 'none', now 'random'"),
