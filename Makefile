@@ -22,7 +22,7 @@ demo: setup ## train a tiny policy with the whole stack on this machine's CPU
 
 # Several processes: verl looks for its platform once, at its first import, and the integration tests need the CPU's; Ray
 # reads once whether it asks for a token.
-test: setup ## all tests but the long ones (under 30 minutes on 2 cores)
+test: setup ## all tests but the long ones (under 25 minutes on 2 cores)
 	$(PYTEST) tests/contract tests/unit -m "not long"
 	$(PYTEST) $(ON_RAY)
 	$(PYTEST) tests/integration -m "not long"
