@@ -164,7 +164,7 @@ def test_a_fork_of_this_process_has_no_share_in_the_pool():
 PARENT = """
 import sys, threading, time
 sys.path.insert(0, {stub!r})
-from verl_ext.rewards import pool as pool_module
+from verl_ext.rewards import worker_pool as pool_module
 pool_module.COMPARER = "stub_compare"
 from verl_ext.rewards.worker_pool import PoolSettings, shared_pool
 pool = shared_pool(PoolSettings(workers=2, deadline_s={deadline}, memory_mb=256))
