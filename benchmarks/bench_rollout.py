@@ -13,11 +13,13 @@ import json
 import os
 import statistics
 import sys
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
 import verl_ext.main_ppo  # noqa: F401  (registers the resolvers of the configuration)
+from benchmarks.result_files import write_result
 from verl_ext.cpu import activate_cpu_platform
 from verl_ext.launch.cleanup import run_guard
 from verl_ext.tiny import ensure_tiny
@@ -34,10 +36,7 @@ def report(result: dict) -> None:
     same = result["fields"]["ours"] == result["fields"]["verl"]
     print("fields in TransferQueue: " + ("the same" if same else f"DIFFERENT: {result['fields']}"))
     result["rollouts_per_second"] = rates
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "rollout.json"), "w") as file:
-        json.dump(result, file, indent=1)
+    write_result(Path(__file__).parent / "results" / "rollout.json", result)
 
 
 @hydra.main(config_path="pkg://verl_ext.configs", config_name="main", version_base=None)

@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.result_files import write_result
+
 PHASES = ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
 
 
@@ -78,7 +80,7 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     record = {m: {k: v for k, v in r.items() if k != "prompts"} for m, r in results.items()}
     record |= {"median_ratio": ratio, "same_prompts": same_prompts, "same_lr": same_lr, "steps": steps}
-    (folder / "step.json").write_text(json.dumps(record, indent=1))
+    write_result(folder / "step.json", record)
     if not (same_prompts and same_lr):
         sys.exit(1)
 
