@@ -34,6 +34,22 @@ def test_every_rule_fits_into_every_family(family, swap):
     assert budget.rollouts >= budget.prompts
 
 
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if "pods" in recipe or "ada" in recipe])
+@pytest.mark.parametrize("downsampler", [rule for kind, rule in FILES if kind == "downsampler"])
+def test_every_downsampler_keeps_as_many_rollouts_as_the_recipe_says(recipe, downsampler):
+    config = config_with(f"recipe={recipe}")
+    swapped, _ = check_config(config_with(f"recipe={recipe}", f"allocation/downsampler={downsampler}"))
+    assert swapped.downsampler.get("keep") in (None, config.allocation.downsampler.keep)
+
+
+@pytest.mark.parametrize("selector", [rule for kind, rule in FILES if kind == "selector"])
+def test_the_budget_of_cero_is_that_of_the_run(selector):
+    overrides = ["recipe=dapo_math_17k/cero", f"allocation/selector={selector}"]
+    settings, _ = check_config(config_with(*overrides))
+    assert settings.stop.run_rollouts == 256_000
+    assert settings.selector.get("budget", 256_000) == 256_000
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("recipe, swap", [
     (recipe, swap) for i, recipe in enumerate(RECIPES) for j, swap in enumerate(SWAPS)
