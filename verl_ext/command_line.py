@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
@@ -36,12 +36,21 @@ def run_command(command: Callable[[], None], config: str = "main") -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         command()
-    except MissingConfigException as error:
-        sys.exit(f"verl_ext: {_unknown_choice(str(error)) or error}")
-    except ConfigCompositionException as error:
-        sys.exit(f"verl_ext: {_unknown_setting(error, config) or _plain(error)}")
     except HydraException as error:
-        sys.exit(f"verl_ext: {_plain(error)}")
+        sys.exit(f"verl_ext: {explain(error, sys.argv[1:], config)}")
+
+
+def explain(error: HydraException, words: Sequence[str], config: str = "main") -> str:
+    """What Hydra could not compose, with the nearest names.
+
+    Args:
+        words: the command's overrides.
+        config: name of its configuration.
+    """
+    if isinstance(error, MissingConfigException):
+        return _unknown_choice(str(error)) or str(error)
+    said = _unknown_setting(error, words, config) if isinstance(error, ConfigCompositionException) else None
+    return said or _plain(error)
 
 
 def _plain(error: BaseException) -> str:
@@ -75,7 +84,7 @@ def _unknown_choice(message: str) -> str | None:
     return None
 
 
-def _unknown_setting(error: BaseException, config: str) -> str | None:
+def _unknown_setting(error: BaseException, words: Sequence[str], config: str) -> str | None:
     """For a setting that is not in the configuration, e.g. `allocation.allocator.probee=3`."""
     found = re.search(r"Could not override '([^']+)'", str(error))
     if not found:
@@ -83,7 +92,7 @@ def _unknown_setting(error: BaseException, config: str) -> str | None:
     key = found[1]
     if "/" in key:
         return f"{key}: there is no such group{nearest(key, GROUPS)}"
-    choices = [word for word in sys.argv[1:] if re.match(r"[+~]?[\w/]+=", word)]
+    choices = [word for word in words if re.match(r"[+~]?[\w/]+=", word)]
     try:
         known = list(_keys(compose_config(choices, config)))
     except Exception:  # noqa: BLE001  (the neighbours are a courtesy; the error itself is what must be said)

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_ext.command_line import run_command
-from verl_ext.configuration import CONFIG_PATH
+from verl_ext.checks import Checks, local
+from verl_ext.command_line import explain, run_command
+from verl_ext.configuration import CONFIG_PATH, compose_config
 from verl_ext.files import restrict_umask, write_whole
 from verl_ext.launch.cluster_runs import run_on_cluster
-from verl_ext.launch.comparison_plan import CompareError, plan, state_of
+from verl_ext.launch.comparison_plan import CompareError, PlannedRun, State, plan, state_of
 from verl_ext.launch.jobs import JobServer, JobServerError
 from verl_ext.launch.local_runs import COMMAND, run_all
 from verl_ext.reports.compared_runs import find, load
@@ -107,6 +109,9 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
         if not planned:
             raise CompareError("recipes=[]; accepted: recipes to run, or run=false for the report alone")
         server = job_server(settings, command)
+        # A test runs another program, whose recipes are none of ours.
+        if command == COMMAND:
+            check_plan(planned, server is None)
         prepare_output(output)
         if server is None:
             failed = run_all(planned, _say, command)
@@ -128,6 +133,31 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
         _say(sentence)
     _say(f"Report: {output / 'index.html'}")
     return 1 if failed else 0
+
+
+def check_plan(planned: Sequence[PlannedRun], here: bool) -> None:
+    """Compose every recipe that is not done, and make the checks that need neither verl nor a cluster.
+
+    Args:
+        here: the runs are made on this machine, so that data and model have to be on it.
+
+    Raises:
+        CompareError: all that is wrong with any of them; nothing has been run then.
+    """
+    said: dict[str, None] = {}
+    for one in {run.recipe: run for run in reversed(planned) if state_of(run.folder) is not State.DONE}.values():
+        try:
+            config = compose_config(one.arguments())
+        except HydraException as error:
+            said[explain(error, one.arguments())] = None
+            continue
+        checks = Checks()
+        local.check_settings(config, checks)
+        if here and not checks.problems:
+            local.check_inputs(config, checks)
+        said |= {f"{one.recipe}: {problem}": None for problem in checks.problems}
+    if said:
+        raise CompareError("\n".join(said) + "\nNothing was run.")
 
 
 _GO_ON = dict.fromkeys(("ray", "slurm"), " Jobs that were submitted go on, and it follows them.")

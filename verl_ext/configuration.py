@@ -14,6 +14,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.tiny.policy_store import tiny_paths
@@ -79,5 +81,11 @@ def compose_config(overrides: Sequence[str] = (), name: str = "main") -> DictCon
         overrides: Hydra overrides, as on the command line.
         name: the file in `configs/`: `main`, `simulate`, `compare`.
     """
-    with initialize_config_module(CONFIG_MODULE, version_base=None):
-        return compose(name, overrides=list(overrides))
+    # A command that Hydra has composed may compose others.
+    outer = Singleton.get_state()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base=None):
+            return compose(name, overrides=list(overrides))
+    finally:
+        Singleton.set_state(outer)

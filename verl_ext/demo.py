@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m verl_ext.demo [any.verl.key=value ...]`: watch a policy learn on this machine's CPU, with the whole stack.
 
-Runs `python -m verl_ext.main_ppo recipe=cpu/sara` as a child whose output goes to `train.log` in the run's folder, and
-shows its steps. Held-out success is not sampled: it is computed from the weights that the run saves. Exit status: 0 if
+Runs `python -m verl_ext.main_ppo recipe=cpu/sara` as a child, and shows its steps; all else is in `train.log` in the
+run's folder. Held-out success is not sampled: it is computed from the weights that the run saves. Exit status: 0 if
 it rose by at least `MIN_GAIN` and the ledger adds up, 1 if not or if the run failed, 130 if it was stopped.
 """
 
@@ -15,11 +15,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from verl_ext.files import private_opener, restrict_umask
+from verl_ext.files import restrict_umask
 from verl_ext.launch.cleanup import end_child
 from verl_ext.reports.run_plot import plot_line
 from verl_ext.reports.run_table import table
@@ -38,12 +37,6 @@ COMMAND = (
 )
 HELD_OUT = "val-core/chain_sums/acc/mean@1"
 STEP = re.compile(r"step +(\d+)/\d+ \| .*")
-STAGES = {
-    "Started a local Ray instance": "Ray is up; FSDP loads the policy",
-    "vLLMHttpServer": "vLLM starts",
-    "ready to fit": "rollout workers start",
-}
-"""What the run's log says, and what that means to who waits."""
 
 INTRO = """\
 verl_ext demo: reinforcement learning with verifiable rewards, for real, on this machine's CPU.
@@ -74,52 +67,35 @@ def held_out_success(folder: Path, step: int) -> float | None:
     return measure_saved(saved, config["data"]["val_files"]).mean if os.path.isdir(saved) else None
 
 
-def lines(child: subprocess.Popen, log: Path) -> Iterator[str]:
-    """The lines of a child's log as they come, until it ends."""
-    with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        line = ""
-        while True:
-            ended = child.poll() is not None
-            line += (piece := file.readline())
-            if line.endswith("\n"):
-                yield line
-                line = ""
-            elif not piece:
-                if ended:
-                    return
-                time.sleep(0.2)
-
-
 def train(folder: Path, arguments: list[str]) -> None:
     """Run the training to its end, show its steps, and add held-out success to its metrics.
 
     Raises:
-        RuntimeError: the run ended with an error; the message holds the end of its log.
+        RuntimeError: the run ended with an error; the message holds the last that it said.
         KeyboardInterrupt: it was stopped; nothing of it is left running.
     """
     folder.mkdir(parents=True)
-    log, success, shown, tail = folder / "train.log", {}, set(), []
-    # verl prints prompts and answers. A group of its own: Ctrl-C reaches the run through `end_child` alone, once.
-    with open(log, "wb", opener=private_opener) as output:
-        child = subprocess.Popen(
-            [*COMMAND, *arguments, f"trainer.default_local_dir={folder}"], env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+    success, tail = {}, []
+    # A group of its own: Ctrl-C reaches the run through `end_child` alone, once.
+    child = subprocess.Popen(
+        [*COMMAND, *arguments, f"trainer.default_local_dir={folder}"], env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        encoding="utf-8", errors="replace",
+    )  # fmt: skip
     try:
-        for line in lines(child, log):
-            tail = [*tail[-24:], line.rsplit("\r", 1)[-1]]
-            for sign in {sign for sign in STAGES if sign in line} - shown:
-                shown.add(sign)
-                print(f"... {STAGES[sign]}", flush=True)
+        for line in child.stdout:
+            tail = [*tail[-9:], line]
             if step := STEP.search(line):
                 for number in sorted({0, int(step[1])} - success.keys()):
                     success[number] = held_out_success(folder, number)
                 now = success[int(step[1])]
                 print(step[0] + (f" | held-out {now:.3f}" if now is not None else ""), flush=True)
+            elif line.startswith(("...", "warning:")):
+                print(line, end="", flush=True)
     finally:
         end_child(child)
     if child.returncode:
-        raise RuntimeError(f"the run ended with status {child.returncode}. The end of {log}:\n\n{''.join(tail)}")
+        raise RuntimeError(f"the run ended with status {child.returncode}:\n{''.join(tail)}")
     with (folder / METRICS).open("a") as file:
         known = {step: p for step, p in success.items() if p is not None}
         file.writelines(json.dumps({"step": step, "data": {HELD_OUT: p}}) + "\n" for step, p in known.items())

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -25,20 +26,23 @@ from verl_ext.configuration import CONFIG_PATH
 from verl_ext.cpu import CpuPlatformError, activate_cpu_platform
 from verl_ext.files import restrict_umask
 from verl_ext.launch.cleanup import run_guard
-from verl_ext.launch.join_cluster import ClusterError
+from verl_ext.launch.join_cluster import ClusterError, cluster_address
 from verl_ext.launch.node_watch import NodeLostError, watched_nodes
+from verl_ext.launch.screen import LOG, Screen, cause_of, one_line
+from verl_ext.runs import checkpoints
 from verl_ext.runs.line_file import NotWrittenError
 from verl_ext.runs.own_folder import note_command, own_folder
 from verl_ext.tiny.policy_store import default_cache, ensure_tiny
 from verl_ext.training.stopping import ask_trainer_to_stop
-from verl_ext.training.training_settings import TrainingSettings
+from verl_ext.training.training_settings import MODE, TrainingSettings
 
 
-def run(config: DictConfig, command: Sequence[str] = ()) -> None:
+def run(config: DictConfig, command: Sequence[str] = (), screen: Screen | None = None) -> None:
     """Check the configuration and the machine, choose the platform, and hand over to verl's `run_ppo`.
 
     Args:
         command: the arguments that the configuration was composed from.
+        screen: what is shown of the run; None: all that is printed.
 
     Raises:
         Problems: all that the checks found; `python -m verl_ext.check` makes the same ones.
@@ -46,7 +50,8 @@ def run(config: DictConfig, command: Sequence[str] = ()) -> None:
         ClusterError: a setting that cannot be on the Ray cluster that the run joins.
         NodeLostError: a node of the run was lost.
     """
-    checks = Checks(say=_say)
+    screen = screen or Screen()
+    checks = Checks(say=partial(_say, screen))
     settings = check_settings(config, checks)
     checks.stop_if_short()
     if config.get("tiny") is not None:
@@ -62,23 +67,26 @@ def run(config: DictConfig, command: Sequence[str] = ()) -> None:
         check_with_verl(config, checks, settings, inputs)
         checks.stop_if_short()
         if settings is not None:
-            _choose_folder(config, command)
-        _run_verl(config, settings)
+            _choose_folder(config, command, screen)
+        _run_verl(config, settings, screen)
     if settings is not None:
-        _show_report(config.trainer.default_local_dir)
+        _show_report(config.trainer.default_local_dir, screen.say)
 
 
-def _choose_folder(config: DictConfig, command: Sequence[str]) -> None:
-    """A folder of its own for a run that would overwrite another's records."""
+def _choose_folder(config: DictConfig, command: Sequence[str], screen: Screen) -> None:
+    """A folder of its own for a run that would overwrite another's records; the log is in it."""
     trainer = config.trainer
     named = trainer.default_local_dir
-    if trainer.val_only or "://" in named:
-        return
-    folder = own_folder(named, command, trainer.resume_mode, trainer.resume_from_path)
-    if folder != Path(named):
-        print(f"{named} holds another run: the folder of this one is {folder}", flush=True)
-        trainer.default_local_dir = str(folder)
-    note_command(folder, command)
+    if "://" in named:
+        return screen.show_all()
+    if not trainer.val_only:
+        folder = own_folder(named, command, trainer.resume_mode, trainer.resume_from_path)
+        if folder != Path(named):
+            screen.say(f"{named} holds another run: the folder of this one is {folder}")
+            trainer.default_local_dir = str(folder)
+        note_command(folder, command)
+    # A validation leaves the records of a run as they are.
+    screen.log_to(trainer.default_local_dir, "validation.log" if trainer.val_only else LOG)
 
 
 def _make_tiny(mix: str) -> None:
@@ -112,13 +120,13 @@ def _expand_folders(config: DictConfig) -> None:
             OmegaConf.update(config, setting, paths, merge=False)
 
 
-def _say(finding: Finding) -> None:
+def _say(screen: Screen, finding: Finding) -> None:
     """The resolved budget, and what does not stop the run but should be known."""
     if finding.state is State.WARNING or finding.check == "settings" and finding.state is State.OK:
-        print(finding.text, flush=True)
+        screen.say(finding.text)
 
 
-def _show_report(folder: str) -> None:
+def _show_report(folder: str, say: Callable[[str], None] = print) -> None:
     """The run's table, and report.png in its folder."""
     from verl_ext.reports.run_plot import plot_line
     from verl_ext.reports.run_table import table
@@ -127,36 +135,59 @@ def _show_report(folder: str) -> None:
     try:
         run = read_run(folder)
     except (RunError, OSError) as error:
-        print(f"No report: {error} (trainer.logger needs 'file', and the folder must be on this machine)", flush=True)
+        say(f"No report: {error} (trainer.logger needs 'file', and the folder must be on this machine)")
         return
-    print(f"\n{table(run)}\n{plot_line(run)}", flush=True)
+    say(f"\n{table(run)}\n{plot_line(run)}")
 
 
-def _run_verl(config: DictConfig, settings: TrainingSettings | None) -> None:
+def _run_verl(config: DictConfig, settings: TrainingSettings | None, screen: Screen) -> None:
     from verl.trainer.main_ppo import run_ppo
 
     from verl_ext.launch.ray_start import start_ray
     from verl_ext.training.task_runner import AllocatedTaskRunnerActor, VerlTaskRunnerActor
 
+    if not screen.verbose:
+        address = cluster_address(config)
+        screen.wait_for("Ray starts" if address is None else f"Ray at {address} is joined")
     start_ray(config)
+    if not screen.verbose:
+        screen.wait_for("Ray is up; the trainer starts")
     with watched_nodes():
         run_ppo(config, task_runner_class=VerlTaskRunnerActor if settings is None else AllocatedTaskRunnerActor)
+
+
+_PLAIN = (Problems, CpuPlatformError, ClusterError, NotWrittenError, NodeLostError, OmegaConfBaseException)
+"""Errors whose message says all."""
 
 
 @hydra.main(config_path=CONFIG_PATH, config_name="main", version_base=None)
 def main(config: DictConfig) -> None:
     """Compose the configuration from the command line and run."""
     restrict_umask()
+    # verl's own trainer has no line a step.
+    quiet = config.get("verbose") is False and OmegaConf.select(config, "trainer.v1.trainer_mode") == MODE
+    screen = Screen(not quiet, _PLAIN)
     try:
-        run(config, HydraConfig.get().overrides.task)
-    except (Problems, CpuPlatformError, ClusterError, NotWrittenError) as error:
-        sys.exit(f"verl_ext: {error}")
+        with screen:
+            run(config, HydraConfig.get().overrides.task, screen)
     except OmegaConfBaseException as error:
         sys.exit(f"verl_ext: {missing_setting(error) or ' '.join(str(error).split())}")
     except NodeLostError as error:
         print(f"verl_ext: {error}", file=sys.stderr, flush=True)
         # EX_TEMPFAIL: whoever started the run knows that it may be started again.
         sys.exit(75)
+    except _PLAIN as error:
+        sys.exit(f"verl_ext: {cause_of(error)}")
+    except Exception as error:
+        sys.exit(f"verl_ext: {one_line(error)}. {_how_to_go_on(config, screen)}")
+
+
+def _how_to_go_on(config: DictConfig, screen: Screen) -> str:
+    """Where a resume begins, and where the whole output is."""
+    if screen.log is None:
+        return "Nothing was started."
+    begins = checkpoints.where_a_resume_begins(config.trainer.default_local_dir)
+    return f"{begins}. All output: {screen.log}"
 
 
 if __name__ == "__main__":

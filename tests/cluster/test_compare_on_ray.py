@@ -81,14 +81,14 @@ def test_runs_are_jobs_of_ray(ray_address, tmp_path, capsys):
     assert run(config, command) == 1
     first = capsys.readouterr().out
     assert "x, seed 0: done" in first and "y, seed 0: FAILED (FAILED, exit code 1)" in first and "cut off" in first
-    log = tmp_path / "runs" / "x-seed0" / "train.log"
+    log = tmp_path / "runs" / "x-seed0" / "job.log"
     assert "from step 0 with here" in log.read_text()
     assert read_note(log.parent)["job"]["launcher"] == "ray"
 
     assert run(config, command) == 0
     second = capsys.readouterr().out
     assert "x, seed 0: done" in second and "y, seed 0: goes on as job" in second and second.count(" as job") == 1
-    assert "from step 2" in (tmp_path / "runs" / "y-seed0" / "train.log").read_text()
+    assert "from step 2" in (tmp_path / "runs" / "y-seed0" / "job.log").read_text()
     assert json.loads((tmp_path / "runs" / "report" / "comparison.json").read_text())["recipes"].keys() == {"x", "y"}
 
 

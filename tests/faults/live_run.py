@@ -37,7 +37,8 @@ class LiveRun:
         self.scratch.mkdir()
         self.shm_before = set(os.listdir("/dev/shm"))
         command = command or [
-            sys.executable, "-m", "verl_ext.main_ppo", *overrides, f"trainer.default_local_dir={self.run_folder}"
+            sys.executable, "-m", "verl_ext.main_ppo", *overrides,
+            "verbose=true", f"trainer.default_local_dir={self.run_folder}",
         ]  # fmt: skip
         environment = {
             **os.environ, MARK: self.mark, "SPT_NOENV": "1", "RAY_DEDUP_LOGS": "0", "TMPDIR": str(self.scratch),

@@ -59,7 +59,8 @@ def real_run(folder: Path, *overrides: str, expect: int = 0) -> RealRun:
     """Run to its end and read the run's folder; `expect` is the exit status."""
     folder.mkdir(parents=True, exist_ok=True)
     run_folder = folder / "run"
-    command = [sys.executable, "-m", "verl_ext.main_ppo", *overrides, f"trainer.default_local_dir={run_folder}"]
+    own = ("verbose=true", f"trainer.default_local_dir={run_folder}")
+    command = [sys.executable, "-m", "verl_ext.main_ppo", *overrides, *own]
     environment = {**os.environ, "RAY_DEDUP_LOGS": "0"}
     with open(folder / "train.log", "w") as log:
         done = subprocess.run(

@@ -75,7 +75,7 @@ def check_data(config: DictConfig, setting: str) -> Seen:
         if "://" in path or custom:
             elsewhere.append(path)
         elif not os.path.isfile(path):
-            what = "is a folder" if os.path.isdir(path) else "does not exist"
+            what = "is a folder" if os.path.isdir(path) else f"does not exist{how_to_make(path)}"
             problems.append(f"{setting}: {path} {what}; accepted: Parquet files (prompt, data_source, reward_model)")
         elif not path.endswith((".parquet", ".json", ".jsonl")):
             problems.append(f"{setting}: {path} is neither .parquet nor .json nor .jsonl, which is all verl reads")
@@ -89,6 +89,23 @@ def check_data(config: DictConfig, setting: str) -> Seen:
     if problems:
         raise Problems(*problems)
     return _seen(rows)
+
+
+def how_to_make(path: str) -> str:
+    """The command that makes a missing file, where its name is one of ours."""
+    from verl_ext.data.validation_sets import SETS
+
+    folder, name = os.path.split(path.removesuffix(".parquet"))
+    family = name.partition("_")[0]
+    if name == "dapo_math_17k":
+        words = f"dapo_math_17k --output {path}"
+    elif name in SETS:
+        words = f"validation_sets --sets {name} --output {folder or '.'}"
+    elif family in ("gsm8k", "countdown"):
+        words = f"{family} --output {folder or '.'}"
+    else:
+        return ""
+    return f" (python -m verl_ext.data.{words} makes it)"
 
 
 def check_storage(config: DictConfig, rows: Rows, waiting: int = 0) -> Seen:

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 
 from verl_ext.launch.comparison_plan import PlannedRun, State, check_same, read_note, state_of, write_note
 from verl_ext.launch.jobs import JobServer, JobServerError, JobState, JobStatus
-from verl_ext.launch.local_runs import LOG, tail
+from verl_ext.launch.local_runs import SHOWN, tail
+from verl_ext.runs.records import RunError, read_run
+from verl_ext.runs.step_line import progress_line
+
+_SAY_EVERY_S = 30.0
+"""Seconds between two step lines of a job."""
 
 PATIENCE_S = 900.0
 """Seconds that a cluster may leave unanswered before the jobs are no longer followed."""
@@ -21,6 +26,9 @@ class _Followed:
     label: str
     job: str
     state: JobState | None = None
+    step: int = 0
+    """The last step that was shown."""
+    spoke: float = 0.0
 
 
 def run_on_cluster(
@@ -93,10 +101,21 @@ def _submit(run: PlannedRun, label: str, say: Callable[[str], None], server: Job
     going_on = state_of(run.folder) is State.CUT_OFF
     note = {**read_note(run.folder), **run.note(), "finished": False}
     write_note(run.folder, {key: value for key, value in note.items() if key != "job"})
-    job = server.submit(f"{run.folder.parent.name}-{run.folder.name}", run.arguments(), run.folder / LOG)
+    job = server.submit(f"{run.folder.parent.name}-{run.folder.name}", run.arguments(), run.folder / SHOWN)
     write_note(run.folder, {**read_note(run.folder), "job": {"launcher": server.name, "id": job}})
     say(f"{label}: {'goes on' if going_on else 'starts'} as job {job}; `{server.hint(job)}` ends it")
     return _Followed(run, label, job)
+
+
+def _show_step(one: _Followed, say: Callable[[str], None]) -> None:
+    """The line of the job's last step, where its folder is seen from here and there is a new one."""
+    try:
+        run = read_run(one.run.folder)
+    except (RunError, OSError):
+        return
+    if run.steps and (last := run.steps[-1]).step != one.step:
+        one.step, one.spoke = last.step, time.monotonic()
+        say(f"{one.label} | {progress_line(last.step, run.total_steps, last.data)}")
 
 
 def _look(one: _Followed, say: Callable[[str], None], server: JobServer) -> bool:
@@ -110,12 +129,14 @@ def _look(one: _Followed, say: Callable[[str], None], server: JobServer) -> bool
     if status.state in _GOING_ON:
         if status.state is not before:
             say(f"{one.label}: {status.state.value}")
+        if time.monotonic() - one.spoke >= _SAY_EVERY_S:
+            _show_step(one, say)
         return False
-    server.collect(one.job, one.run.folder / LOG)
+    server.collect(one.job, one.run.folder / SHOWN)
     if status.state is JobState.DONE:
         write_note(one.run.folder, {**read_note(one.run.folder), "finished": True})
         seen = (one.run.folder / "metrics.jsonl").is_file()
         say(f"{one.label}: done" + ("" if seen else f", but {one.run.folder} cannot be seen from here: is it shared?"))
     else:
-        say(f"{one.label}: FAILED ({status.detail}); the end of its log:\n{tail(one.run)}")
+        say(f"{one.label}: FAILED ({status.detail}); the last that it said:\n{tail(one.run)}")
     return True

@@ -36,6 +36,7 @@ class RunFolder:
         # Readable by others, as the metrics are: without the credentials that a configuration may carry.
         restrict_umask()
         plain = masked(OmegaConf.to_container(config, resolve=True))
+        plain.pop("verbose", None)
         self._config = OmegaConf.to_yaml(OmegaConf.create(plain)).encode()
         # Where verl's file logger writes, unless the user has said so.
         os.environ.setdefault(_LOGGERS_FILE, self._in(METRICS))

@@ -70,7 +70,8 @@ def _candidates(named: Path) -> Iterator[Path]:
 
 
 def _text(command: Sequence[str]) -> str:
-    return "".join(f"{masked_override(argument)}\n" for argument in sorted(command))
+    # What is shown of a run does not make it another.
+    return "".join(f"{masked_override(argument)}\n" for argument in sorted(command) if argument[:8] != "verbose=")
 
 
 def _has_records(folder: Path) -> bool:

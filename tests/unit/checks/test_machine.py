@@ -173,8 +173,8 @@ def test_the_users_home_is_meant_by_a_tilde(tmp_path, monkeypatch):
         monkeypatch.setattr(main_ppo, name, lambda *_: {})
     monkeypatch.setattr(main_ppo, "ensure_tiny", lambda mix: None)
     monkeypatch.setattr(main_ppo, "activate_cpu_platform", lambda config: None)
-    monkeypatch.setattr(main_ppo, "_show_report", started.append)
-    monkeypatch.setattr(main_ppo, "_run_verl", lambda config, settings: started.append(config))
+    monkeypatch.setattr(main_ppo, "_show_report", lambda folder, say: started.append(folder))
+    monkeypatch.setattr(main_ppo, "_run_verl", lambda config, settings, screen: started.append(config))
     main_ppo.run(
         config_with(
             resolved=False,

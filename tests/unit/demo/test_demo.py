@@ -43,11 +43,11 @@ WRITES = """
 config = {"actor_rollout_ref": {"model": {"path": sys.argv[1]}}, "data": {"val_files": sys.argv[2]},
           "trainer": {"total_training_steps": 2}}
 open(folder + "/config.yaml", "w").write(json.dumps(config))
-print("INFO: Started a local Ray instance.\\nINFO: Started a local Ray instance.")
+print("... Ray starts\\nwarning: a key is not read\\nanything else")
 for step in (1, 2):
     if step == 2:
         shutil.copytree(sys.argv[1], folder + "/global_step_2/actor/huggingface")
-    line = f"\\x1b[36m(Runner pid=7)\\x1b[0m step {step}/2 | reward {step / 4:.3f}\\n"
+    line = f"step {step}/2 | reward {step / 4:.3f}\\n"
     sys.stdout.write(line[:25]); sys.stdout.flush(); time.sleep(0.4); sys.stdout.write(line[25:]); sys.stdout.flush()
     open(folder + "/metrics.jsonl", "a").write(json.dumps({"step": step, "data": {"critic/score/mean": 0.5}}) + "\\n")
 """
@@ -60,7 +60,8 @@ def test_each_step_is_shown_once_with_what_its_weights_do(run_script, folder, tm
     run_script(WRITES)
     demo.train(folder, [str(SHIPPED), str(val)])
     assert capsys.readouterr().out.splitlines() == [
-        "... Ray is up; FSDP loads the policy",
+        "... Ray starts",
+        "warning: a key is not read",
         "step 1/2 | reward 0.250",
         f"step 2/2 | reward 0.500 | held-out {success:.3f}",
     ]
@@ -69,12 +70,10 @@ def test_each_step_is_shown_once_with_what_its_weights_do(run_script, folder, tm
     assert estimate == "mean@1" and [(step, p) for step, _, p in points] == [(0, success), (2, success)]
 
 
-def test_a_failure_shows_the_end_of_the_log(run_script, folder):
-    run_script("print('first\\n 10%|#\\r100%|##'); raise MemoryError('too much')")
-    with pytest.raises(RuntimeError, match="status 1") as caught:
+def test_a_failure_shows_what_the_run_said_last(run_script, folder):
+    run_script("print('first'); raise MemoryError('too much')")
+    with pytest.raises(RuntimeError, match="status 1:\nfirst\n(.*\n)*MemoryError: too much"):
         demo.train(folder, [])
-    message = str(caught.value)
-    assert "first\n100%|##\n" in message and "MemoryError: too much" in message and str(folder / "train.log") in message
 
 
 def test_a_refused_configuration_is_told(tmp_path, monkeypatch, capsys):

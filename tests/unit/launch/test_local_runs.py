@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_module
 
 from verl_ext.compare import run
 from verl_ext.launch.comparison_plan import CompareError, PlannedRun, State, plan, state_of
-from verl_ext.launch.local_runs import run_all
+from verl_ext.launch.local_runs import Progress, run_all, time_left
 from verl_ext.runs.provenance import provenance
 
 CHILD = """
@@ -72,11 +72,11 @@ def test_missing_is_run_cut_off_is_resumed_done_is_left_alone(tmp_path, command,
     assert [r.seed for r in run_all(runs, said.append, command)] == [1]
     assert [state_of(r.folder) for r in runs] == [State.DONE, State.CUT_OFF, State.DONE]
     assert any("seed 1: FAILED with status 1" in line and "no more" in line for line in said)
-    assert "from step 0 None" in (runs[0].folder / "train.log").read_text()
+    assert "from step 0 None" in (runs[0].folder / "job.log").read_text()
     monkeypatch.delenv("FAIL_AT")
     assert run_all(runs, said.append, command) == []
     assert [len(calls(r.folder)) for r in runs] == [1, 2, 1]
-    assert "from step 2" in (runs[1].folder / "train.log").read_text()
+    assert "from step 2" in (runs[1].folder / "job.log").read_text()
     assert "trainer.resume_mode=auto" in calls(runs[1].folder)[1]
     assert all(state_of(r.folder) is State.DONE for r in runs)
     note = json.loads((runs[0].folder / "compare.json").read_text())
@@ -147,3 +147,45 @@ def test_provenance_names_no_host():
 def test_arguments_are_those_of_the_command_line(tmp_path):
     one = PlannedRun("cpu/sara", 3, tmp_path / "p" / "r", ("a=1",), 5)
     assert "trainer.save_freq=5" in one.arguments() and "trainer.project_name=p" in one.arguments()
+
+
+def test_progress_shows_the_run_its_step_and_the_time_left(monkeypatch):
+    said, now = [], [0.0]
+    monkeypatch.setattr("verl_ext.launch.local_runs.time.monotonic", lambda: now[0])
+    progress = Progress(said.append, 3, every_s=30.0)
+    progress.begin("[1/3] x, seed 0")
+    for at, line in ((0, "... Ray starts"), (60, "step 1/11 | a"), (70, "noise"), (80, "step 3/11 | b"),
+                     (120, "step 7/11 | c"), (121, "warning: w")):  # fmt: skip
+        now[0] = at
+        progress.line(line + "\n")
+    # 10 s a step: 40 s are left of a run of 160 s, and two more of it
+    assert said == [
+        "[1/3] x, seed 0 | step 1/11 | a | time left not known yet",
+        "[1/3] x, seed 0 | step 7/11 | c | about 6 min left",
+        "[1/3] x, seed 0 | warning: w",
+    ]
+    progress.end(True)  # after 121 s
+    progress.begin("[2/3] x, seed 1")
+    progress.line("step 1/11 | a")
+    now[0] = 131
+    assert progress.seconds_left(131, 2, 11) == 90 + 121
+
+
+def test_time_left_in_words():
+    assert [time_left(s) for s in (None, 5, 3000, 3 * 3600)] == [
+        "time left not known yet", "about 1 min left", "about 50 min left", "about 3.0 h left"
+    ]  # fmt: skip
+
+
+@pytest.mark.bad_input
+def test_the_whole_plan_is_checked_before_the_first_run(tmp_path):
+    recipes = "recipes=[cpu/grpo,cpu/sarra,dapo_math_17k/sara]"
+    with pytest.raises(CompareError) as error:
+        run(settings(tmp_path, recipes, "overrides=['data.val_files=no.parquet']"))
+    said = str(error.value)
+    assert "recipe=cpu/sarra: there is no such file; did you mean cpu/sara" in said
+    assert "cpu/grpo: data.val_files: no.parquet does not exist" in said
+    assert "python -m verl_ext.data.dapo_math_17k --output" in said and said.endswith("Nothing was run.")
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(CompareError, match="max_roundss: unknown setting; did you mean allocation.max_rounds"):
+        run(settings(tmp_path, "recipes=[cpu/grpo]", "overrides=['allocation.max_roundss=3']"))

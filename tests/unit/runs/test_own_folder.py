@@ -55,6 +55,11 @@ def test_the_same_command_goes_on_in_the_folder_it_had(runs):
     assert runs.run(C) == "cpu-sara-3"
 
 
+def test_what_is_shown_of_a_run_does_not_make_it_another(runs):
+    runs.run(A, ended=False)
+    assert runs.run([*A, "verbose=true"], ended=False) == "cpu-sara" == runs.run(A, ended=False)
+
+
 def test_a_job_that_is_requeued_never_takes_up_the_run_of_another(runs):
     """The other one, in the folder of the common name, has saved since."""
     runs.run(A, ended=False)
