@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.write_metrics import is_described
+
 START_UP_AND_STEPS_S = 900
 
 
@@ -68,4 +70,7 @@ def real_run(folder: Path, *overrides: str, expect: int = 0) -> RealRun:
         )
     text = (folder / "train.log").read_text()
     assert done.returncode == expect, text[-6000:]
-    return RealRun(run_folder, text, json_lines(run_folder / "metrics.jsonl"), json_lines(run_folder / "ledger.jsonl"))
+    run = RealRun(run_folder, text, json_lines(run_folder / "metrics.jsonl"), json_lines(run_folder / "ledger.jsonl"))
+    names = {name for line in run.metrics for name in line["data"] if name.startswith("allocation/")}
+    assert not [name for name in names if not is_described(name)], "scripts.write_metrics has to describe them"
+    return run

@@ -10,11 +10,26 @@ from typing import TYPE_CHECKING
 from .context import StepContext
 from .group_statistics import GroupStatistics, group_statistics
 from .groups import Fate, Group, Outcome, RoundError, Verdict
+from .metric import Metric
 
 if TYPE_CHECKING:
     from .allocation import Allocation
 
 logger = logging.getLogger(__name__)
+
+_FATES = {
+    Fate.TRAINED: ("were trained on", "the more of those issued, the better"),
+    Fate.DOWN_SAMPLED: ("the down-sampler left out", ""),
+    Fate.ABANDONED: ("belong to groups given up early", "cheap waste: less than whole groups would have cost"),
+    Fate.FILTERED: ("belong to whole groups without signal", "few: whole groups in vain are the dearest waste"),
+    Fate.SURPLUS: ("were not needed", "0 is best"),
+    Fate.STALE: ("waited too long", "0 is best"),
+    Fate.UNSCORED: ("the reward gave no score", "0 is best"),
+    Fate.FAILED: ("came back without an answer", "0 is best"),
+    Fate.ABORTED: ("were cut off while generated", "a few with `rounds: streaming`, else 0"),
+    Fate.AUDIT: ("were made to check what was abandoned", "the share that `audit_fraction` asks for"),
+    Fate.SKIPPED: ("were in a batch too small for an update", "0 is best"),
+}
 
 
 @dataclass
@@ -184,7 +199,8 @@ def _report(run: Allocation, ctx: StepContext, found: Sorted, waiting: Sequence[
 
 
 def _warn(run: Allocation, ctx: StepContext, rounds: int, trained: int) -> None:
-    """Say why the batch is short; as information only where a budget of no more than uniform sampling's is spent."""
+    """Say why the batch is short; as information only where that is the rule's design: it asked for no more, or a budget
+    of no more than uniform sampling's is spent."""
     level = logging.WARNING
     if run.pool.all_retired:
         why = "every prompt of the pool is retired"
@@ -192,6 +208,8 @@ def _warn(run: Allocation, ctx: StepContext, rounds: int, trained: int) -> None:
         why = "the selector has no more prompts for this step"
     elif rounds >= ctx.max_rounds and not ctx.streaming:
         why = f"allocation.max_rounds={ctx.max_rounds} is used up"
+    elif trained and ctx.budget_left >= run.allocator.group_size:
+        level, why = logging.INFO, "the allocator asks for no more"
     else:
         if trained and ctx.budget <= ctx.target_groups * run.allocator.group_size:
             level = logging.INFO
@@ -205,6 +223,35 @@ def _warn(run: Allocation, ctx: StepContext, rounds: int, trained: int) -> None:
         level, "step %d: %d of %d groups: %s; %d prompts started, %d mixed, %d rollouts, %d of them without a score",
         ctx.step, trained, ctx.target_groups, why, len(ctx.groups), mixed, ctx.issued, unscored,
     )  # fmt: skip
+
+
+METRICS = {
+    "groups": Metric("groups in the batch", "groups", "`stop.groups` is best"),
+    "short_by": Metric("groups missing from the batch", "groups", "0 is best"),
+    "batch_effective_share": Metric("groups of the batch with a right and a wrong answer", "share",
+                                    "1 is best: all others have advantage 0"),
+    "groups_started": Metric("prompts that were offered", "groups"),
+    "effective_share": Metric("prompts offered that were mixed", "share", "of the data; low: too easy or too hard"),
+    "selector/offered_mixed": Metric("prompts offered that were mixed", "prompts", "high is good"),
+    "selector/offered_solved": Metric("prompts offered, all answers right", "prompts", "many: too easy"),
+    "selector/offered_failed": Metric("prompts offered, all answers wrong", "prompts", "many: too hard"),
+    "groups_waiting": Metric("groups kept for a later step", "groups"),
+    "groups_given_up": Metric("groups of which no rollout came back", "groups", "0 is best"),
+    "prompts_given_up": Metric("prompts that left since none of their rollouts ever came back", "prompts", "0 is best"),
+    "rounds": Metric("rounds that generated; streaming, most requests of a group", "rounds",
+                     "few: each waits for its slowest answer"),
+    "rollouts": Metric("rollouts issued since the run began", "rollouts", "the axis to compare runs by"),
+    "tokens": Metric("tokens generated since the run began", "tokens", "the axis to compare runs by"),
+    "step_rollouts": Metric("rollouts issued in the step", "rollouts"),
+    "step_tokens": Metric("tokens generated in the step", "tokens"),
+    **{
+        f"fate/{fate.value}": Metric(f"rollouts of the step that {text}", "rollouts", reading)
+        for fate, (text, reading) in _FATES.items()
+    },
+    "fate_tokens/*": Metric("tokens of the rollouts of each of these fates", "tokens"),
+}  # fmt: skip
+"""As they are in the log; ``Collected.metrics`` has the rollouts and tokens of the step without ``step_``, and the sums
+as ``rollouts_total`` and ``tokens_total``."""
 
 
 def _metrics(run: Allocation, ctx: StepContext, found: Sorted, waiting: int, rounds: int) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .metric import Metric
 from .state import check_keys, check_same, rng_for
 
 
@@ -176,8 +177,7 @@ class PromptPool:
         return np.where(self._last_look == _NEVER, np.inf, (self._looks - 1 - self._last_look) / live)
 
     def coverage(self) -> dict[str, float]:
-        """``distinct_share``: different prompts among the latest looks, as many as there are prompts in play;
-        ``longest_unseen``: steps since the prompt in play was looked at that was not for the longest time."""
+        """How evenly the prompts in play are looked at."""
         live = ~self._retired
         window = min(self._looks, int(live.sum()))
         recent = int((self._last_look >= self._looks - window).sum()) if window else 0
@@ -186,8 +186,17 @@ class PromptPool:
             "longest_unseen": float(self._steps - self._last_step[live].min()) if live.any() else 0.0,
         }
 
+    METRICS = {
+        "selector/distinct_share": Metric("different prompts among the latest looks, as many as are in play", "share",
+                                          "1: every prompt is seen; low: a few are seen again and again"),
+        "selector/longest_unseen": Metric("the longest that a prompt in play was not looked at", "steps"),
+        "pool/epoch": Metric("epochs of the pool that are over", "epochs"),
+        "pool/epoch_share": Metric("prompts in play that this epoch has offered", "share"),
+        "pool/retired": Metric("prompts that left for good", "prompts", "near all: harder data is needed"),
+        "pool/deferred": Metric("prompts that wait for the next epoch", "prompts"),
+    }  # fmt: skip
+
     def metrics(self) -> dict[str, float]:
-        """Epoch, share of it that was offered, and how many prompts are out."""
         live = ~self._retired
         return {
             "epoch": float(self.epoch),

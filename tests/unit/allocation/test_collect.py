@@ -370,3 +370,11 @@ def test_the_simulated_backend_is_a_pure_function():
     assert np.mean([o.response_tokens for o in outcomes]) == pytest.approx(400, rel=0.05)
     with pytest.raises(ValueError, match="success_rates"):
         SimulatedBackend([1.5])
+
+
+def test_a_rule_that_asks_for_no_more_is_no_warning(caplog):
+    """It offers a batch of prompts once, and trains on those that it commits to."""
+    caplog.set_level(logging.INFO, "verl_ext.allocation")
+    collected = Run(np.tile([0.0, 0.5], 200), "marginal_signal", groups=8, settings={"group_size": 8}).step(0)
+    assert 0 < len(collected.groups) < 8
+    assert [(r.levelno, "asks for no more" in r.getMessage()) for r in caplog.records] == [(logging.INFO, True)]

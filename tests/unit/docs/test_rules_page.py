@@ -59,7 +59,7 @@ def hooks(base):
     """Public methods and properties of a base class, as the document writes them, and whether they must be given."""
     found = {}
     for name, member in vars(base).items():
-        if name.startswith("_") or name == "Settings":
+        if name.startswith("_") or name in ("Settings", "METRICS"):
             continue
         if isinstance(member, property):
             found[name] = False

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..groups import Group, Outcome, Request
+from ..metric import Metric
 from ..rule_settings import require
 from ..state import check_keys
 
@@ -44,8 +45,12 @@ class Allocator:
 
     Settings: type = AllocatorSettings
 
+    METRICS: ClassVar[Mapping[str, Metric]] = {}
+    """What ``metrics`` gives, by name."""
+
     def __init__(self, settings: Any) -> None:
         self.settings = settings
+        self._numbers: dict[str, float] = {}
 
     @property
     def group_size(self) -> int:
@@ -104,8 +109,8 @@ class Allocator:
         return 0
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of the last step."""
-        return {}
+        """Numbers of the last step, each described in ``METRICS``."""
+        return dict(self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to make the same decisions."""

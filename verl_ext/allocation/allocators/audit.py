@@ -9,7 +9,17 @@ import numpy as np
 from scipy.stats import binomtest
 
 from ..groups import Group
+from ..metric import Metric
 from ..state import check_keys
+
+AUDITED = {
+    "audit_groups": Metric("abandoned groups so far that were completed to see what they would have been", "groups"),
+    "p_eff_audited": Metric("those that were mixed after all", "share", "small: little signal is given away"),
+    "p_eff_audited_low": Metric("lower end of its 95 % interval (Wilson)", "share"),
+    "p_eff_audited_high": Metric("upper end of the same", "share"),
+    "p_eff_audited_predicted": Metric("what the prior said of them, mean", "probability",
+                                      "within the interval: the prior is calibrated"),
+}  # fmt: skip
 
 
 class Audit:
@@ -64,7 +74,7 @@ class Audit:
         return self._effective / self._groups if self._groups else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Over the run: groups audited, P(effective | abandoned) with Wilson's 95 % interval, and the prediction."""
+        """Numbers over the run, each described in ``AUDITED``; none without audits."""
         if not self.fraction:
             return {}
         low, high = 0.0, 1.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..groups import Fate, Group, Outcome, Request, Verdict
+from ..metric import WAITING, Metric
 from ..posterior import effective_probability
 from ..registry import register_allocator
 from ..rule_settings import require
@@ -50,7 +51,6 @@ class DynamicSampling(Allocator):
         super().__init__(settings)
         self._rate = CommitRate(float(effective_probability(0, 0, settings.group_size)))
         self._waiting = WaitingGroups(settings.max_staleness)
-        self._numbers: dict[str, float] = {}
 
     @property
     def needs_rounds(self) -> str | None:
@@ -127,8 +127,13 @@ class DynamicSampling(Allocator):
         wave = {"auto": 8, "greso": 1.5}.get(self.settings.gen_multiple, self.settings.gen_multiple)
         return math.ceil(wave * target_groups) * self.group_size
 
-    def metrics(self) -> dict[str, float]:
-        return dict(self._numbers)
+    METRICS = {
+        "commit_rate": Metric("groups decided in the step that were mixed", "share", "low: too easy or too hard"),
+        "commit_rate_running": Metric("`commit_rate`, averaged over the steps; sizes the first wave", "share"),
+        "surplus_groups": Metric("mixed groups beyond the batch", "groups", "0 is best; they were paid for"),
+        "stale_groups": WAITING["stale_groups"],
+        "lag_max": WAITING["lag_max"],
+    }
 
     def state_dict(self) -> dict[str, Any]:
         return {"rate": self._rate.state_dict(), "waiting": self._waiting.state_dict()}

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import betaln
 
 from ..groups import Group, Request, Verdict
+from ..metric import SIZES, Metric
 from ..registry import register_allocator
 from ..rule_settings import require
 from .allocator import Allocator, AllocatorSettings
@@ -57,7 +58,6 @@ class Hora(Allocator):
 
     def __init__(self, settings: HoraSettings) -> None:
         super().__init__(settings)
-        self._numbers: dict[str, float] = {}
 
     @property
     def largest_group(self) -> int:
@@ -102,9 +102,11 @@ class Hora(Allocator):
             group.verdict = Verdict.COMMIT
         return list(ctx.groups)
 
-    def metrics(self) -> dict[str, float]:
-        """``unsolved_share``: prompts without a right answer in their pilot."""
-        return dict(self._numbers)
+    METRICS = {
+        "unsolved_share": Metric("prompts without a right answer in their pilot", "share", "near 1: too hard"),
+        **SIZES,
+    }
+
 
 
 def hora_allocation(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..groups import Group, Request, Verdict
+from ..metric import SIZES, Metric
 from ..registry import register_allocator
 from ..rule_settings import require
 from ..state import check_keys
@@ -76,7 +77,6 @@ class Knapsack(Allocator):
         super().__init__(settings)
         # By prompt: the latest outcomes as bits; scored rollouts of all visits; right ones and all of the last visit.
         self._seen: dict[int, tuple[int, int, int, int]] = {}
-        self._numbers: dict[str, float] = {}
 
     @property
     def largest_group(self) -> int:
@@ -120,8 +120,10 @@ class Knapsack(Allocator):
             self._seen[group.prompt] = bits, n + group.trials, group.successes, group.trials
         return list(ctx.groups)
 
-    def metrics(self) -> dict[str, float]:
-        return dict(self._numbers)
+    METRICS = {
+        "known_share": Metric("the step's prompts with a success rate from earlier", "share", "0 in the first epoch"),
+        **SIZES,
+    }
 
     def state_dict(self) -> dict[str, Any]:
         """40 bytes a prompt seen."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..groups import Group, Request, Verdict
+from ..metric import SIZES, Metric
 from ..registry import register_allocator
 from ..rule_settings import require
 from ..signal import expected_values, hull_gains
@@ -78,7 +79,6 @@ class MarginalSignal(Allocator):
     def __init__(self, settings: MarginalSignalSettings) -> None:
         super().__init__(settings)
         self._rates = SuccessRates(settings.forget)
-        self._numbers: dict[str, float] = {}
 
     @property
     def largest_group(self) -> int:
@@ -132,9 +132,10 @@ class MarginalSignal(Allocator):
         }
         return [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
 
-    def metrics(self) -> dict[str, float]:
-        """``hopeless_share``: prompts of the pool that the fitted prior takes for hopeless."""
-        return dict(self._numbers)
+    METRICS = {
+        "hopeless_share": Metric("prompts of the pool that the fitted prior takes for hopeless", "share"),
+        **SIZES,
+    }
 
     def state_dict(self) -> dict[str, Any]:
         return self._rates.state_dict()

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..downsamplers import max_variance_subset
 from ..groups import Fate, Group, Outcome, Request, Verdict
+from ..metric import WAITING, Metric
 from ..registry import register_allocator
 from ..rule_settings import require
 from ..state import check_keys
@@ -135,7 +136,6 @@ class PilotCommit(Allocator):
         self._waiting = WaitingGroups(settings.max_staleness)
         self._solved: dict[int, int] = {}  # by prompt: solved pilots in a row, where a retirement is still open
         self._epochs: dict[str, int] = {}  # by pilot that waits: the prompts' epoch that it was offered in
-        self._numbers: dict[str, float] = {}
 
     @property
     def largest_group(self) -> int:
@@ -219,9 +219,20 @@ class PilotCommit(Allocator):
     def most_waiting(self, target_groups: int) -> int:
         return self._most_groups(target_groups) * self.settings.n_pilot
 
-    def metrics(self) -> dict[str, float]:
-        """``lag_mean`` and ``lag_max`` are the versions that the batch's pilots waited."""
-        return dict(self._numbers)
+    METRICS = {
+        "pilots": Metric("pilots that came back", "groups"),
+        "pilots_qualified": Metric("pilots whose success rate is within the band", "groups"),
+        "band_share": Metric("`pilots_qualified` / `pilots`", "share", "low: most pilots are in vain"),
+        "band_share_running": Metric("`band_share`, averaged over the steps; sizes the next pilot", "share"),
+        "pilots_retired": Metric("pilots solved `retire_after` times in a row, whose prompts leave the pool", "groups"),
+        "pilots_deferred": Metric("other pilots outside the band, whose prompts wait for the next epoch", "groups"),
+        "pilots_stale": Metric("pilots that waited longer than is allowed, and were dropped", "groups", "0 is best"),
+        "pilots_flushed": Metric("waiting pilots that were dropped at the end of an epoch", "groups"),
+        "pilots_beyond_buffer": Metric("qualified pilots that the buffer had no room for", "groups", "0 is best"),
+        "commits": Metric("groups that were completed for the batch", "groups", "`stop.groups` is best"),
+        "lag_mean": WAITING["lag_mean"],
+        "lag_max": WAITING["lag_max"],
+    }
 
     def state_dict(self) -> dict[str, Any]:
         return {

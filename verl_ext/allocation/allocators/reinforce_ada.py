@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..groups import Group, Outcome, Request, Verdict
+from ..metric import Metric
 from ..registry import register_allocator
 from ..rule_settings import require
 from .allocator import Allocator, AllocatorSettings
@@ -96,6 +97,11 @@ class ReinforceAda(Allocator):
         for group in ctx.groups:
             group.verdict = Verdict.COMMIT
         return list(ctx.groups)
+
+    METRICS = {
+        "prompts_left": Metric("prompts that had enough of both outcomes", "prompts"),
+        "prompts_never_left": Metric("prompts that never had", "prompts", "many: rounds are spent in vain"),
+    }
 
     def metrics(self) -> dict[str, float]:
         """Prompts that left, and those that never had enough of both outcomes."""

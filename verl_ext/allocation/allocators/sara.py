@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..groups import Fate, Group, Outcome, Request, Verdict
+from ..metric import WAITING, Metric
 from ..registry import register_allocator
 from ..rule_settings import require
 from ..state import check_keys
 from ..waiting import WaitingGroups
 from .allocator import Allocator, AllocatorSettings
-from .audit import Audit
+from .audit import AUDITED, Audit
 from .sara_rule import ABANDON, COMMIT, make_judge
 from .window import CommitRate, adaptive_wave
 
@@ -133,7 +134,6 @@ class Sara(Allocator):
         self._rate = CommitRate(self._predicted)
         self._waiting = WaitingGroups(settings.max_staleness)
         self._audit = Audit(settings.audit_fraction)
-        self._numbers: dict[str, float] = {}
 
     @property
     def largest_group(self) -> int:
@@ -273,11 +273,21 @@ class Sara(Allocator):
         cap, window = math.ceil(self.settings.cap * target_groups), self.settings.window
         return (cap if window == "adaptive" else window) * self._judge.longest
 
-    def metrics(self) -> dict[str, float]:
-        """``p_eff_predicted`` is the prior's probability that a prompt is mixed within its probe, ``p_eff_realised``
-        the share that was; ``p_eff_abandoned`` is what the prior says of the abandoned groups, on average: the
-        predicted share of false abandonments, which ``p_eff_audited`` measures where there are audits."""
-        return dict(self._numbers)
+    METRICS = {
+        "commit_rate": Metric("decided prompts of the step that were mixed", "share", "low: too easy or too hard"),
+        "commit_rate_running": Metric("`commit_rate`, averaged over the steps; sizes the first wave", "share"),
+        "p_eff_predicted": Metric("prior's probability that a prompt is mixed within its probe", "probability",
+                                  "near `p_eff_realised`: the prior is calibrated"),
+        "p_eff_realised": Metric("decided prompts that were mixed within their probe", "share"),
+        "p_eff_abandoned": Metric("prior's probability that an abandoned group would have been mixed, mean",
+                                  "probability", "small: little signal is given away"),
+        "abandoned_groups": Metric("groups that were given up after their probe", "groups"),
+        "surplus_groups": Metric("mixed groups beyond the batch", "groups", "0 is best; they were paid for"),
+        "waves": Metric("waves of probes", "waves", "many: each costs the wait for its slowest answer"),
+        "carried_groups": Metric("waiting groups that this batch took up", "groups"),
+        **WAITING,
+        **AUDITED,
+    }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         return {

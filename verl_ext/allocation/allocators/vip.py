@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..groups import Group, Request, Verdict
+from ..metric import SIZES, Metric
 from ..registry import register_allocator
 from ..rule_settings import require
 from ..state import check_keys
@@ -70,7 +71,6 @@ class Vip(Allocator):
     def __init__(self, settings: VipSettings) -> None:
         super().__init__(settings)
         self._seen: dict[int, tuple[float, float]] = {}  # by prompt: discounted successes and trials
-        self._numbers: dict[str, float] = {}
 
     @property
     def largest_group(self) -> int:
@@ -109,9 +109,12 @@ class Vip(Allocator):
             self._numbers["rate_error"] = float(np.sqrt(np.mean(errors)))
         return list(ctx.groups)
 
-    def metrics(self) -> dict[str, float]:
-        """``rate_error``: root mean square of predicted less realised success rate, of the step's prompts."""
-        return dict(self._numbers)
+    METRICS = {
+        "known_share": Metric("the step's prompts that were seen before", "share", "0 in the first epoch"),
+        "rate_error": Metric("root mean square of predicted less realised success rate", "rate in [0, 1]",
+                             "below .3 the prediction says something"),
+        **SIZES,
+    }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """24 bytes a prompt seen."""

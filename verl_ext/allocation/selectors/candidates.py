@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..metric import Metric
 from ..prompt_pool import PromptPool
 from ..rule_settings import require
 from ..state import StateError, check_keys, rng_for
@@ -19,6 +20,12 @@ logger = logging.getLogger(__name__)
 
 # Scores that differ by less are ties.
 TIE_DECIMALS = 12
+
+
+CANDIDATES = {
+    "candidates": Metric("prompts that the best were taken from", "prompts"),
+    "seen_share": Metric("prompts of the pool with outcomes", "share", "low: predictions are the prior's"),
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,6 @@ class CandidateSelector(Selector):
         self._seen = array("q")
         self._candidates: list[int] = []  # of the step
         self._capped = False
-        self._numbers: dict[str, float] = {}
 
     def _start(self, prompts: int) -> None:
         """Make the arrays, for so many prompts."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..metric import Metric
 from ..posterior import expected_variance
 from ..prompt_pool import PromptPool
 from ..registry import register_selector
@@ -194,12 +195,20 @@ class Cero(Selector):
             "empty_rounds": float(self._empty_rounds),
         }
 
-    def metrics(self) -> dict[str, float]:
-        """``budget_used`` counts the rollouts issued since the run began, ``round_share`` is this round's part of the
-        budget; ``empty_rounds`` counts rounds in which the ranking offered nobody. ``variance_predicted`` is the mean
-        of q over the step's prompts with 2 scored rollouts or more, before their outcomes, ``variance_realised`` the
-        unbiased estimate from these."""
-        return dict(self._numbers)
+    METRICS = {
+        "budget": Metric("rollouts of the whole run", "rollouts"),
+        "budget_used": Metric("rollouts issued since the run began", "rollouts"),
+        "budget_used_share": Metric("`budget_used` / `budget`", "share", "the run ends at 1"),
+        "rounds_done": Metric("rounds of the rule that are over", "rounds"),
+        "round_share": Metric("this round's part of the budget", "share"),
+        "empty_rounds": Metric("rounds so far in which the ranking offered nobody", "rounds", "many: the price is off"),
+        "explored": Metric("prompts that were drawn at random", "prompts"),
+        "price": Metric("threshold of the ranking: gain that a rollout must promise", "gain a rollout"),
+        "seen_share": Metric("prompts of the pool with outcomes", "share"),
+        "variance_predicted": Metric("q before the outcomes, mean over prompts with 2 scored rollouts", "variance",
+                                     "near `variance_realised`: the rates are calibrated"),
+        "variance_realised": Metric("its unbiased estimate from the outcomes", "variance", ".25 at most"),
+    }  # fmt: skip
 
     # ------------------------------------------------ rounds
 
@@ -208,7 +217,7 @@ class Cero(Selector):
         self._issued: list[int] = []  # row, rollouts
         self._outcomes: list[int] = []  # row, successes, trials
         self._explored = 0
-        self._numbers: dict[str, float] = {}
+        self._numbers = {}
 
     def _start(self, groups: int, group_size: int) -> None:
         """The first step: sizes are known now."""

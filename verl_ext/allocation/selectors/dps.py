@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import entr
 
+from ..metric import Metric
 from ..registry import register_selector
 from ..rule_settings import require
-from .candidates import CandidateSelector, CandidateSettings
+from .candidates import CANDIDATES, CandidateSelector, CandidateSettings
 
 MIXED = 1
 
@@ -165,10 +166,13 @@ class Dps(CandidateSelector):
             self._numbers["mixed_predicted"] = float(expected.mean())
             self._numbers["mixed_realised"] = float(((0 < successes) & (successes < trials)).mean())
 
-    def metrics(self) -> dict[str, float]:
-        """``mixed_predicted`` and ``mixed_realised``: of the prompts observed in the step; ``censored_share``: of the
-        prompts ever observed, those whose last observation was a prefix."""
-        return dict(self._numbers)
+    METRICS = {
+        **CANDIDATES,
+        "censored_share": Metric("seen prompts whose last observation was a prefix", "share", "high: little is known"),
+        "mixed_predicted": Metric("predicted share of mixed groups among the prompts observed", "probability",
+                                  "near `mixed_realised`: calibrated"),
+        "mixed_realised": Metric("prompts observed that were mixed", "share", "high: the rule finds signal"),
+    }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """101 bytes a prompt."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..metric import Metric
 from ..prompt_pool import PromptPool
 from ..registry import register_selector
 from ..rule_settings import require
@@ -60,7 +61,6 @@ class Greso(Selector):
         super().__init__(settings)
         self._runs: np.ndarray | None = None  # length of the run of visits all right, or, negative, all wrong
         self._easy = self._hard = settings.start
-        self._numbers: dict[str, float] = {}
 
     def begin_step(self, step: int, pool: PromptPool) -> None:
         super().begin_step(step, pool)
@@ -113,9 +113,12 @@ class Greso(Selector):
             "skipped_share": self._skipped / drawn if drawn else 0.0,
         }
 
-    def metrics(self) -> dict[str, float]:
-        """The two probabilities, and how many prompts were skipped."""
-        return dict(self._numbers)
+    METRICS = {
+        "p_easy": Metric("probability of skipping a prompt that was all right", "probability", "rises: many are easy"),
+        "p_hard": Metric("probability of skipping a prompt that was all wrong", "probability", "rises: many are hard"),
+        "skipped": Metric("prompts that were skipped", "prompts"),
+        "skipped_share": Metric("`skipped` of the prompts drawn", "share", "near 1: hardly anything is left"),
+    }
 
     def state_dict(self) -> dict[str, Any]:
         """4 bytes a prompt."""

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..metric import Metric
 from ..registry import register_selector
 from ..rule_settings import refused, require
-from .candidates import CandidateSelector, CandidateSettings
+from .candidates import CANDIDATES, CandidateSelector, CandidateSettings
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,12 @@ class Mopps(CandidateSelector):
         self._visited[rows] = True
         self._numbers["seen_share"] = float(self._visited.mean())
 
-    def metrics(self) -> dict[str, float]:
-        """``rate_predicted`` and ``rate_realised``: mean success rate of the prompts observed in the step."""
-        return dict(self._numbers)
+    METRICS = {
+        **CANDIDATES,
+        "rate_predicted": Metric("predicted success rate of the prompts observed, mean", "rate in [0, 1]",
+                                 "near `rate_realised`: calibrated"),
+        "rate_realised": Metric("their success rate, mean", "rate in [0, 1]", "near the target, .5"),
+    }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """17 bytes a prompt."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from ..metric import Metric
 from ..prompt_pool import PromptPool
 from ..state import check_keys
 
@@ -20,8 +21,12 @@ class Selector:
 
     Settings: type = SelectorSettings
 
+    METRICS: ClassVar[Mapping[str, Metric]] = {}
+    """What ``metrics`` gives, by name."""
+
     def __init__(self, settings: Any) -> None:
         self.settings = settings
+        self._numbers: dict[str, float] = {}
         self.pool: PromptPool | None = None
 
     @property
@@ -65,8 +70,8 @@ class Selector:
         """The step's outcomes are all observed."""
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of the last step."""
-        return {}
+        """Numbers of the last step, each described in ``METRICS``."""
+        return dict(self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to make the same choices."""
