@@ -199,8 +199,8 @@ def _report(run: Allocation, ctx: StepContext, found: Sorted, waiting: Sequence[
 
 
 def _warn(run: Allocation, ctx: StepContext, rounds: int, trained: int) -> None:
-    """Say why the batch is short; as information only where that is the rule's design: it asked for no more, or a budget
-    of no more than uniform sampling's is spent."""
+    """Say why the batch is short; as information only where the rule is made so: it asks for no more, or has spent a
+    budget of no more than uniform sampling's."""
     level = logging.WARNING
     if run.pool.all_retired:
         why = "every prompt of the pool is retired"
