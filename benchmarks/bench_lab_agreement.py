@@ -26,6 +26,7 @@ from verl_ext.lab.recipes import find_recipe  # noqa: E402
 from verl_ext.lab.study import Job, run_missing  # noqa: E402
 from verl_ext.lab.update import UpdateSettings  # noqa: E402
 from verl_ext.reports.compared_runs import find, load  # noqa: E402
+from verl_ext.reports.drawing import colours, mean_curves, save  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 RECIPES = {"cpu/grpo": "grpo", "cpu/sara": "sara_full", "cpu/cero": "cero"}
@@ -61,33 +62,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8, help="runs in the laboratory of each recipe")
     parser.add_argument("--workers", type=int, help="processes at once; default: one a core")
     given = parser.parse_args()
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     root = given.root or Path("outputs") / f"bench-training-{given.mix}"
-    result, (figure, axes) = {}, plt.subplots(1, len(RECIPES), figsize=(15, 4), sharey=True)
-    for axis, (name, lab_name) in zip(axes, RECIPES.items(), strict=True):
+    result, charts = {}, []
+    for name, lab_name in RECIPES.items():
         lab = lab_curves(RESULTS / "lab_agreement_runs.json", lab_name, given.mix, given.seeds, given.workers)
         stack = stack_curves(root, name)
         end = min(curve[-1, 0] for curve in lab + stack)
         grid = np.linspace(0, end, 33)
-        for label, curves in (("laboratory", lab), ("verl", stack)):
-            if curves:
-                values = on_grid(curves, grid)
-                axis.plot(grid, values.mean(0), label=f"{label} ({len(curves)})")
-                axis.fill_between(grid, values.min(0), values.max(0), alpha=0.15)
-        axis.set(title=name, xlabel="rollouts", ylabel="held-out success")
-        axis.legend()
+        sides = {label: curves for label, curves in (("laboratory", lab), ("verl", stack)) if curves}
+        charts.append(mean_curves(name, sides, colours(["laboratory", "verl"])))
         result[name] = {"laboratory_runs": len(lab), "verl_runs": len(stack)}
         if len(stack) > 1 and len(lab) > 1:
             ours, theirs = on_grid(lab, grid).mean(1), on_grid(stack, grid).mean(1)
             error = (ours.var(ddof=1) / len(ours) + theirs.var(ddof=1) / len(theirs)) ** 0.5
             result[name] |= {"difference": float(ours.mean() - theirs.mean()), "standard_error": float(error)}
         print(name, result[name])
-    figure.tight_layout()
-    figure.savefig(RESULTS / f"lab_agreement_{given.mix}.png", dpi=110)
+    save(charts, RESULTS / f"lab_agreement_{given.mix}.png", columns=3)
     write_result(RESULTS / f"lab_agreement_{given.mix}.json", result)
 
 

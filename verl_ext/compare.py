@@ -31,9 +31,8 @@ from verl_ext.launch.jobs import JobServer, JobServerError
 from verl_ext.launch.local_runs import COMMAND, run_all
 from verl_ext.reports.compared_runs import find, load
 from verl_ext.reports.comparison import compare
+from verl_ext.reports.comparison_page import draw_all, page
 from verl_ext.reports.comparison_settings import check_baseline, check_settings, prepare_output
-from verl_ext.reports.figures import draw_all
-from verl_ext.reports.page import page
 
 
 def build(

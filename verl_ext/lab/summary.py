@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 from scipy.stats import nct
 
+from verl_ext.reports import drawing
 from verl_ext.reports.seed_statistics import first_reach, holm
 
 Run = dict[str, Any]
@@ -142,28 +143,12 @@ def rollouts_to(run: Run, target: float) -> float | None:
 
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Mean curves of held-out success against rollouts, one panel a task; bands are the standard error of the mean."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    tasks = list(dict.fromkeys(map(task_name, runs)))
-    figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4.5), squeeze=False)
-    for task, axis in zip(tasks, axes[0], strict=True):
-        of_task = [run for run in runs if task_name(run) == task]
-        for recipe in dict.fromkeys(run["recipe"] for run in of_task):
-            own = [np.array(run["curve"]) for run in of_task if run["recipe"] == recipe]
-            grid = np.linspace(0, max(curve[-1, 0] for curve in own), 33)
-            values = np.array([np.interp(grid, *curve.T) for curve in own])
-            (line,) = axis.plot(grid, values.mean(0), label=f"{recipe} ({len(own)})")
-            if len(own) > 1:
-                error = values.std(0, ddof=1) / len(own) ** 0.5
-                axis.fill_between(
-                    grid, values.mean(0) - error, values.mean(0) + error, color=line.get_color(), alpha=0.15
-                )
-        axis.set(title=task, xlabel="rollouts", ylabel="held-out success")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    order = drawing.colours(list(dict.fromkeys(run["recipe"] for run in runs)))
+    charts = []
+    for task in dict.fromkeys(map(task_name, runs)):
+        curves: dict[str, list[Any]] = {}
+        for run in runs:
+            if task_name(run) == task:
+                curves.setdefault(run["recipe"], []).append(run["curve"])
+        charts.append(drawing.mean_curves(task, curves, order))
+    drawing.save(charts, path)

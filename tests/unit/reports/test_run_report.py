@@ -214,6 +214,6 @@ def test_command_line_says_what_is_wrong(run_folder, capsys):
 
 
 def test_the_report_loads_nothing_heavy():
-    code = "import sys, verl_ext.report; print([m for m in ('torch', 'verl', 'ray', 'matplotlib') if m in sys.modules])"
+    code = "import sys, verl_ext.report; print([m for m in ('torch', 'verl', 'ray', 'vl_convert') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
