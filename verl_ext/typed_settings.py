@@ -68,6 +68,8 @@ def is_whole(value: Any, least: int | None = None) -> bool:
 def build(kind: type[T], section: str, values: Any) -> T:
     """Make the settings dataclass ``kind`` from configuration values; a field that is such a class itself, likewise.
 
+    A field named after a word of Python's ends with an underscore, which its setting is without (``async_``).
+
     Args:
         section: name of the settings, e.g. ``allocation.allocator``.
         values: by name; None: all defaults.
@@ -75,12 +77,13 @@ def build(kind: type[T], section: str, values: Any) -> T:
     Raises:
         SettingError: naming every setting that is unknown, missing or of the wrong type; or what ``kind`` refuses.
     """
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {field.name.rstrip("_"): field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     known = ", ".join(sorted(fields)) or "none"
     values = {} if values is None else values
     if not isinstance(values, Mapping):
         raise refused(section, values, f"a group of settings: {known}")
     hints, problems, given = _hints(kind), [], {}
+    hints = {name: hints[field.name] for name, field in fields.items()}
     for name, value in values.items():
         setting = f"{section}.{name}"
         if name not in fields:
@@ -100,7 +103,9 @@ def build(kind: type[T], section: str, values: Any) -> T:
     for name in needed:
         if name not in values:
             problems.append(f"{section}.{name}=None; accepted: {_describe(hints[name])}; it has no default")
-    made = attempt(problems, lambda: kind(**given)) if set(needed) <= set(given) else None
+    whole = set(needed) <= set(given)
+    given = {fields[name].name: value for name, value in given.items()}
+    made = attempt(problems, lambda: kind(**given)) if whole else None
     if problems:
         raise SettingError(*problems)
     return made

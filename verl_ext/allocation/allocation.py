@@ -8,13 +8,14 @@ It knows no engine: the training, the simulated and the replay backend run throu
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from ..typed_settings import build
-from .compose import AllocationSettings, Stop, check_rounds
+from .compose import AllocationSettings, Async, Stop, check_rounds
 from .conclude import Collected, conclude
 from .context import StepContext
 from .failures import Failures
@@ -24,8 +25,9 @@ from .rounds import Backend, whole_rounds
 from .rule_settings import require
 from .state import check_keys, rng_for
 from .streaming import StreamingBackend, stream
+from .waiting import WaitingGroups
 
-PARTS = ("pool", "selector", "allocator", "ledger", "failures")
+PARTS = ("pool", "selector", "allocator", "ledger", "failures", "flight")
 """What has a state."""
 
 
@@ -37,6 +39,7 @@ class Allocation:
         selector, allocator, downsampler: the rules, as the registry makes them.
         stop: when a step is full, and when the run has enough.
         rounds: ``barrier``, or ``streaming``, in which ``max_rounds`` bounds the requests of one group.
+        async_: what goes on over the update, streaming; None: nothing.
         give_up_after: times in a row that all of a prompt's rollouts failed after which it leaves the pool.
         seed: of ties and of the down-sampler.
 
@@ -54,6 +57,7 @@ class Allocation:
         *,
         rounds: str = "barrier",
         max_rounds: int = 8,
+        async_: Async | None = None,
         give_up_after: int | None = 3,
         seed: int = 0,
     ) -> None:
@@ -61,11 +65,16 @@ class Allocation:
         self.stop, self.rounds, self.max_rounds, self.seed = stop, rounds, max_rounds, seed
         self.ledger = Ledger()
         self.failures = Failures(pool.keys, give_up_after)
+        self.async_ = async_ or Async()
+        self.flight = WaitingGroups(self.async_.max_lag)
+        """Groups that go on over the update, some of their sessions in flight; within a step, empty."""
+        self.generating: int | None = None
+        """Version of the weights that generate now, where they may lag behind those of the step; None: they do not."""
         self._idle = False  # the last step asked for nothing and trained on nothing
         require(stop.groups is not None, "stop.groups", None, "an integer of 1 or more")
         least, budget = allocator.group_size, stop.budget(allocator.group_size)
         require(budget >= least, "stop.rollouts", budget, f"at least group_size={least}")
-        check_rounds(allocator, rounds, max_rounds)
+        check_rounds(allocator, rounds, max_rounds, self.async_)
 
     @classmethod
     def from_settings(
@@ -93,8 +102,8 @@ class Allocation:
         pool = prompts if isinstance(prompts, PromptPool) else PromptPool(prompts, seed=seed)
         return cls(
             pool, *settings.rules.fresh(), settings.stop,
-            rounds=settings.rounds, max_rounds=settings.max_rounds, give_up_after=settings.give_up_after, seed=seed,
-            **more,
+            rounds=settings.rounds, max_rounds=settings.max_rounds, async_=settings.async_,
+            give_up_after=settings.give_up_after, seed=seed, **more,
         )  # fmt: skip
 
     def collect(
@@ -129,7 +138,8 @@ class Allocation:
         try:
             ctx = self.begin_step(step, policy_version)
             if ctx.streaming:
-                rounds, generating = stream(ctx, self.allocator, backend)
+                restored, self.flight.restored = self.flight.restored, False
+                rounds, generating = stream(ctx, self.allocator, backend, restored)
             else:
                 rounds, generating, gaps = whole_rounds(ctx, self.allocator, backend)
             collected = self.end_step(ctx, rounds, min_group_rows)
@@ -152,9 +162,12 @@ class Allocation:
             step, self.selector, self.ledger, groups, self.stop.budget(size), self.max_rounds,
             rng_for(self.seed, "collect", step), self.pool, version, self.rounds == "streaming",
             self.failures,
+            math.ceil(self.async_.carry * groups), self.async_.max_lag if self.async_.carry else None,
+            lambda: self.generating,
         )  # fmt: skip
         self.pool.begin_step()
         ctx.round = 1
+        self.flight.resume(ctx)
         self.allocator.begin_step(ctx)  # first, so that the selector finds the prompts of waiting groups out of reach
         self.selector.begin_step(step, self.pool)
         ctx.budget = min(ctx.budget, max(0, self.selector.step_budget(groups, size, ctx.budget)))
@@ -175,7 +188,7 @@ class Allocation:
         most = self.stop.run_rollouts
         if most is not None and self.ledger.issued >= most:
             return f"{self.ledger.issued} of the {most} rollouts of allocation.stop.run_rollouts are issued"
-        if self.ledger.waiting and not self._idle:
+        if (self.ledger.waiting or self.flight.groups) and not self._idle:
             return None
         return "every prompt is retired and no group waits" if self.pool.all_retired else self.selector.finished
 

@@ -60,6 +60,28 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Async:
+    """What goes on over the update, instead of being awaited or aborted. See docs/asynchronous.md."""
+
+    carry: float = 0.0
+    """Groups in hand beyond the batch when a step ends, in units of ``stop.groups``: they go on in the next step, those
+    in flight as they are. 0: a step begins and ends with none. A quarter to a half takes away the tail of a step."""
+
+    max_lag: int = 4
+    """Versions of the weights that a group of the batch may lag. Prompts are admitted as far as all in hand can be
+    trained on within it, and a step waits for what is about to be too old; what is all the same is ``stale``."""
+
+    def __post_init__(self) -> None:
+        require_all(
+            (self.max_lag >= 1, "allocation.async.max_lag", self.max_lag, "an integer of 1 or more"),
+            (
+                0 <= self.carry <= max(1, self.max_lag), "allocation.async.carry", self.carry,
+                f"a number in [0, allocation.async.max_lag={self.max_lag}]",
+            ),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class AllocationSettings:
     """All that decides where rollouts go; what :class:`~.allocation.Allocation` is made from."""
 
@@ -81,6 +103,9 @@ class AllocationSettings:
 
     max_rounds: int = 8
     """Rounds a step may take (streaming: requests of one prompt); every rule ends within them, short if need be."""
+
+    async_: Async = field(default_factory=Async)
+    """``async``: what goes on over the update."""
 
     give_up_after: int | None = 3
     """Times in a row that none of a prompt's rollouts came back, each time in another epoch, after which the prompt
@@ -110,7 +135,7 @@ class AllocationSettings:
             SettingError: naming every setting of theirs that is not accepted, or what cannot be combined.
         """
         rules = make_rules(self.selector, self.allocator, self.downsampler)
-        check_rounds(rules.allocator, self.rounds, self.max_rounds)
+        check_rounds(rules.allocator, self.rounds, self.max_rounds, self.async_)
         return rules
 
 
@@ -141,15 +166,19 @@ def _make(kind: str, make: Any, given: Any) -> Any:
     return make(**given)
 
 
-def check_rounds(allocator: Allocator, rounds: str, max_rounds: int) -> None:
-    """Refuse a way of going through a step that the allocator cannot go.
+def check_rounds(allocator: Allocator, rounds: str, max_rounds: int, async_: Async | None = None) -> None:
+    """Refuse a way of going through a step, or from one to the next, that the allocator cannot go.
 
     Raises:
-        SettingError: ``rounds`` or ``max_rounds``, and what is accepted.
+        SettingError: ``rounds``, ``max_rounds`` or ``async.carry``, and what is accepted.
     """
     require(rounds in ("barrier", "streaming"), "rounds", rounds, "barrier | streaming")
     require(is_whole(max_rounds, 1), "max_rounds", max_rounds, "an integer of 1 or more")
-    if rounds == "streaming" and (reason := allocator.needs_rounds) is not None:
+    carry = 0.0 if async_ is None else async_.carry
+    if carry:
+        require(rounds == "streaming", "allocation.async.carry", carry, f"0 with allocation.rounds={rounds}")
+        allocator.check_carry()
+    elif rounds == "streaming" and (reason := allocator.needs_rounds) is not None:
         raise refused("rounds", rounds, f"barrier with {_name(allocator)}: {reason}")
     least = allocator.least_rounds
     require(max_rounds >= least, "max_rounds", max_rounds, f"{least} or more with {_name(allocator)}, which asks again "

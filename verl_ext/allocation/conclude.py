@@ -55,7 +55,7 @@ class Collected:
     started: list[Group] = field(default_factory=list)
     """All groups of the step, with verdicts and fates."""
     waiting: list[Group] = field(default_factory=list)
-    """Groups kept for a later step."""
+    """Groups kept for a later step, those in flight included."""
     statistics: dict[str, GroupStatistics] = field(default_factory=dict)
     """By uid of ``groups``, over all scored rollouts of the group, also those that do not reach the update: what
     ``normalise_over: group`` puts into the advantage."""
@@ -83,10 +83,12 @@ class Sorted:
         self._drop(group.outcomes, fate)
 
     def _drop(self, outcomes: Sequence[Outcome], fate: Fate) -> None:
-        """Failed and aborted come before unscored, unscored before the group's fate."""
+        """Failed and aborted come before unscored, unscored before the group's fate; what was aborted for being stale
+        is stale."""
         for outcome in outcomes:
             if outcome.failed or outcome.aborted:
-                self.by_fate[Fate.FAILED if outcome.failed else Fate.ABORTED].append(outcome)
+                cut = fate if fate is Fate.STALE else Fate.ABORTED
+                self.by_fate[Fate.FAILED if outcome.failed else cut].append(outcome)
                 continue
             self.dropped.append(outcome)
             self.by_fate[fate if outcome.correct is not None else Fate.UNSCORED].append(outcome)
@@ -108,6 +110,9 @@ def conclude(run: Allocation, ctx: StepContext, rounds: int, min_group_rows: int
     for group in ctx.groups:
         if group.given_up:
             group.verdict = run.failures.give_up(group, ctx.step)
+    if ctx.carry:
+        taken = {group.uid for group in batch}
+        run.flight.groups = waiting = [group for group in ctx.live if group.uid not in taken]
     _observe(run, ctx, waiting)
     found = _choose(run, ctx, batch, min_group_rows)
     _settle(run, ctx, found, batch, waiting)
@@ -262,7 +267,19 @@ def _metrics(run: Allocation, ctx: StepContext, found: Sorted, waiting: int, rou
         "offered_failed": sum(group.successes == 0 < group.trials for group in fresh),
         "offered_mixed": sum(group.mixed for group in fresh),
     }
-    metrics = {
+    carried = {}
+    if ctx.max_lag is not None:
+        lags = [ctx.lag(group) for group in trained]
+        carried = {f"lag/{lag}": float(lags.count(lag)) for lag in range(ctx.max_lag + 1)} | {
+            "lag_mean": sum(lags) / len(lags) if lags else 0.0,
+            "lag_max": float(max(lags, default=0)),
+            "in_flight": float(ledger.in_flight),
+            "groups_in_flight": float(sum(group.pending > 0 for group in run.flight.groups)),
+            "stale_groups": float(run.flight.stale),
+            "rollouts_of_two_versions": float(sum(o.last_version not in (None, o.policy_version)
+                                                  for o in found.by_fate[Fate.TRAINED])),
+        }  # fmt: skip
+    metrics = carried | {
         "batch_effective_share": sum(group.mixed for group in trained) / len(trained) if trained else 0.0,
         "groups": float(len(trained)),
         "groups_started": float(len(fresh)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,10 +29,17 @@ class StepContext:
         policy_version: int = 0,
         streaming: bool = False,
         failures: Failures | None = None,
+        carry: int = 0,
+        max_lag: int | None = None,
+        generating: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.step = step
         self.policy_version = policy_version
-        """Version of the weights that generate in this step."""
+        """Version of the weights that the step's batch updates; that of those that generate, unless they lag behind."""
+        self.carry = carry
+        """Groups beyond the batch that are to be in hand when the step ends, and go on in the next one; 0: none are."""
+        self.max_lag = max_lag
+        """Versions that a group of the batch may lag; None: nothing is carried."""
         self.streaming = streaming
         """Requests leave one by one, as outcomes come: ``ask`` may find groups in flight (``group.pending``)."""
         self.round = 0
@@ -56,6 +63,7 @@ class StepContext:
         self._ledger = ledger
         self._pool = pool
         self._failures = failures
+        self._generating = generating
         self._by_uid: dict[str, Group] = {}
         self._prompts: set[int] = set()
         self._fresh = 0
@@ -64,6 +72,34 @@ class StepContext:
     def budget_left(self) -> int:
         """Rollouts that may still be issued."""
         return self.budget - self.issued
+
+    @property
+    def wanted(self) -> int:
+        """Groups to plan for: those of the batch, and those to be carried beyond it."""
+        return self.target_groups + self.carry
+
+    @property
+    def live(self) -> list[Group]:
+        """Groups that may still be trained on, the oldest first."""
+        return [group for group in self.groups if group.live]
+
+    @property
+    def generating(self) -> int:
+        """Version of the weights that generate now."""
+        version = self._generating()
+        return self.policy_version if version is None else version
+
+    @property
+    def capacity(self) -> float:
+        """Groups that may be admitted, so that all in hand are trained on within ``max_lag`` versions.
+
+        With a batch B, weights of version v generating and batches up to that which updates version u accepted,
+        (max_lag + v + 1) B - (u B + live). One that is given up gives its place back at once. Without a limit: all.
+        """
+        if self.max_lag is None:
+            return float("inf")
+        ahead = self.policy_version - self.generating
+        return max(0, (self.max_lag + 1 - ahead) * self.target_groups - len(self.live))
 
     @property
     def epoch(self) -> int:
@@ -85,6 +121,7 @@ class StepContext:
         Raises:
             RoundError: the selector gave more than asked for, or a prompt this step has already.
         """
+        n = min(n, self.capacity)
         if n <= 0 or self.exhausted:
             return []
         rows = self._selector.select(n)
@@ -93,7 +130,7 @@ class StepContext:
         self.exhausted = len(rows) < n
         fresh = []
         for row in rows:
-            group = Group(f"s{self.step}g{self._fresh}", int(row), self.step, version=self.policy_version)
+            group = Group(f"s{self.step}g{self._fresh}", int(row), self.step, version=self.generating)
             self._fresh += 1
             self._add(group)
             fresh.append(group)
@@ -110,7 +147,8 @@ class StepContext:
             self._pool.hold(group.prompt)
 
     def lag(self, group: Group) -> int:
-        """Versions of the weights since the group's prompt was offered."""
+        """Versions between the weights that were there when the group's prompt was offered, its oldest rollouts', and
+        those that the step's batch updates."""
         return self.policy_version - group.version
 
     def request(self, group: Group, n: int) -> Request:

@@ -81,13 +81,15 @@ class Outcome:
     truncated: bool = False
     """True where generation stopped at the length limit."""
     policy_version: int = 0
-    """Version of the weights that generated it."""
+    """Version of the weights that generated it; the lowest, where they were exchanged meanwhile."""
     rows: int = 1
     """Training rows of the session."""
     aborted: bool = False
     """True where generation was cut off, its group no longer being wanted: no trajectory, but the tokens count."""
     error: str = ""
     """Why it failed, in the engine's words; for the log alone."""
+    last_version: int | None = None
+    """The highest version; None: the lowest, the weights were not exchanged while it was generated."""
 
     def __post_init__(self) -> None:
         correct, score = self.correct, self.score
@@ -193,6 +195,11 @@ class Group:
         return self.requested - len(self.outcomes)
 
     @property
+    def live(self) -> bool:
+        """Undecided or for a batch, and without a fate: it may still be trained on."""
+        return self.fate is None and self.verdict in (Verdict.CONTINUE, Verdict.COMMIT)
+
+    @property
     def mixed(self) -> bool:
         """Both a right and a wrong outcome: non-zero GRPO signal."""
         return 0 < self.successes < self.trials
@@ -252,6 +259,13 @@ class Request:
         if self.n < 1:
             raise ValueError(f"request for group {self.group.uid!r}: n={self.n}; accepted: 1 or more")
         object.__setattr__(self, "first", self.group.requested)
+
+    @classmethod
+    def again(cls, group: Group) -> Request:
+        """The group's sessions in flight, asked for once more under their own numbers: their engine is gone."""
+        request = cls(group, group.pending)
+        object.__setattr__(request, "first", group.requested - group.pending)
+        return request
 
     @property
     def sessions(self) -> range:

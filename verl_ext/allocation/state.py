@@ -15,7 +15,7 @@ import numpy as np
 from ..files import UnsafePathError, inside, private_folder, write_whole
 
 FORMAT = "verl_ext.allocation"
-VERSION = 2
+VERSION = 3
 _ARRAY = "__array__"
 _FILE = "allocation.json"
 

@@ -4,6 +4,10 @@ Within a step and its budget, as the rounds are, but no engine idles for the slo
 group whose request is complete the allocator is told and asked again; requests in flight that it does not want any
 more, the batch having its groups, are aborted: fate aborted, their tokens counted.
 
+With ``allocation.async.carry`` nothing is aborted when the batch has its groups: the step ends there, and what is in
+hand goes on in the next one (docs/asynchronous.md). A step waits for groups that the next one would find too old, so
+that slow answers are never thrown away for being slow.
+
 A group's verdict is a function of its own outcomes, and the same as with rounds. Which groups make the batch is not:
 with rounds it goes by the order of admission, here by that of arrival, so that among more prompts than are needed those
 with short answers are preferred. Decisions are a function of the seed and of the order in which groups come back.
@@ -16,7 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .groups import Group, Outcome, Request, RoundError
+from .groups import Fate, Group, Outcome, Request, RoundError
 
 if TYPE_CHECKING:
     from .allocators.allocator import Allocator
@@ -46,8 +50,13 @@ class StreamingBackend(Protocol):
         """
 
 
-def stream(ctx: StepContext, allocator: Allocator, backend: StreamingBackend) -> tuple[int, float]:
-    """Ask, submit and tell until nothing is in flight and nothing more is asked for.
+def stream(
+    ctx: StepContext, allocator: Allocator, backend: StreamingBackend, restored: bool = False
+) -> tuple[int, float]:
+    """Ask, submit and tell until nothing is in flight and nothing more is asked for; or, carrying, the batch is full.
+
+    Args:
+        restored: what is in flight was so when the run's state was saved: it is asked for again.
 
     Returns:
         Most requests of one group, and the seconds spent waiting for the backend.
@@ -56,9 +65,11 @@ def stream(ctx: StepContext, allocator: Allocator, backend: StreamingBackend) ->
         RoundError: a request or an outcome does not fit.
         Exception: whatever the backend raises; what is in flight is aborted.
     """
-    in_flight: dict[str, Group] = {}
+    in_flight = {group.uid: group for group in ctx.groups if group.pending}
     waited = 0.0
     try:
+        if restored and in_flight:
+            backend.submit([Request.again(group) for group in in_flight.values()])
         while True:
             requests = allocator.ask(ctx)
             ctx.round = 2
@@ -66,16 +77,17 @@ def stream(ctx: StepContext, allocator: Allocator, backend: StreamingBackend) ->
                 ctx.issue(requests)
                 in_flight.update((request.group.uid, request.group) for request in requests)
                 backend.submit(requests)
-            elif not in_flight:
+            stale = [group for group in in_flight.values() if group.fate is Fate.STALE]
+            if not in_flight or not stale and ctx.carry and _full(ctx, allocator):
                 return max((group.requests for group in ctx.groups), default=0), waited
-            unwanted = [group for group in allocator.unwanted(ctx) if group.uid in in_flight]
+            unwanted = stale + [group for group in allocator.unwanted(ctx) if group.uid in in_flight]
             since = time.perf_counter()
             outcomes = backend.abort(unwanted) if unwanted else backend.next()
             waited += time.perf_counter() - since
             _record(ctx, outcomes, unwanted)
             for uid in {outcome.group for outcome in outcomes}:
                 in_flight.pop(uid, None)
-            cut = {outcome.group for outcome in outcomes if outcome.aborted}
+            cut = {outcome.group for outcome in outcomes if outcome.aborted} | {group.uid for group in stale}
             whole = [outcome for outcome in outcomes if outcome.group not in cut]
             if whole:
                 allocator.tell(whole, ctx)
@@ -83,6 +95,13 @@ def stream(ctx: StepContext, allocator: Allocator, backend: StreamingBackend) ->
         if in_flight:
             _clear(backend, list(in_flight.values()))
         raise
+
+
+def _full(ctx: StepContext, allocator: Allocator) -> bool:
+    """The batch has its groups, and none in flight would be too old for the next one."""
+    if len(allocator.whole(ctx)) < ctx.target_groups:
+        return False
+    return not any(group.pending and ctx.lag(group) >= ctx.max_lag for group in ctx.live)
 
 
 def _record(ctx: StepContext, outcomes: Sequence[Outcome], unwanted: Sequence[Group]) -> None:

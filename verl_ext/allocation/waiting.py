@@ -1,4 +1,4 @@
-"""Groups that wait between steps, and their saved state: columns of numbers, 26 bytes a rollout, no text."""
+"""Groups that go on from step to step, and their saved state: columns of numbers, 30 bytes a rollout, no text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ if TYPE_CHECKING:
     from .context import StepContext
 
 _FAILED, _TRUNCATED, _ASIDE = 1, 2, 4
-_GROUP = ("prompt", "offered_at", "version", "requested")
+_GROUP = ("prompt", "offered_at", "version", "requested", "returned")
 _OUTCOME = {
+    "session": np.int16,
     "correct": np.int8,  # -1: not scored
     "score": np.float64,
     "prompt_tokens": np.int32,
     "response_tokens": np.int32,
     "flags": np.uint8,
     "policy_version": np.int32,
+    "span": np.int16,  # versions from the lowest to the highest
     "rows": np.int32,
 }
 
 
 class WaitingGroups:
-    """Groups that an allocator keeps from one step to the next.
+    """Groups that are kept from one step to the next: by an allocator, or in flight over the update.
 
     Args:
         max_staleness: versions of the weights that a group may wait; an older one is dropped (fate stale) when the step
@@ -40,6 +42,8 @@ class WaitingGroups:
         """Waiting between two steps; within a step, and after one that broke off, empty."""
         self.stale = 0
         """Groups dropped at the beginning of this step."""
+        self.restored = False
+        """They come from a saved state, and what was in flight of them no longer is."""
 
     def resume(self, ctx: StepContext) -> list[Group]:
         """Take all up in the step that begins; returns those that are not stale, in their order."""
@@ -61,17 +65,11 @@ class WaitingGroups:
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Take over a saved state."""
         self.groups = [] if state is None else unpack_groups(state)
+        self.restored = True
 
 
 def pack_groups(groups: Sequence[Group]) -> dict[str, Any]:
-    """State of groups with no session pending.
-
-    Raises:
-        ValueError: a group has sessions pending.
-    """
-    for group in groups:
-        if group.pending:
-            raise ValueError(f"group {group.uid!r} has {group.pending} sessions pending and cannot wait")
+    """State of groups; which of their sessions are in flight is part of it."""
     outcomes = [(group, outcome) for group in groups for outcome in group.outcomes]
     columns = {
         "correct": [-1 if o.correct is None else int(o.correct) for _, o in outcomes],
@@ -80,10 +78,11 @@ def pack_groups(groups: Sequence[Group]) -> dict[str, Any]:
             _FAILED * o.failed + _TRUNCATED * o.truncated + _ASIDE * (g._aside >> o.session & 1) for g, o in outcomes
         ],
     }
-    for name in ("prompt_tokens", "response_tokens", "policy_version", "rows"):
+    columns["span"] = [0 if o.last_version is None else o.last_version - o.policy_version for _, o in outcomes]
+    for name in ("session", "prompt_tokens", "response_tokens", "policy_version", "rows"):
         columns[name] = [getattr(outcome, name) for _, outcome in outcomes]
     state: dict[str, Any] = {name: np.array(columns[name], kind) for name, kind in _OUTCOME.items()}
-    numbers = [(g.prompt, g.offered_at, g.version, g.requested) for g in groups]
+    numbers = [(g.prompt, g.offered_at, g.version, g.requested, g.returned) for g in groups]
     for name, column in zip(_GROUP, np.array(numbers, np.int64).reshape(-1, len(_GROUP)).T, strict=True):
         state[name] = column.copy()
     state["uid"] = [group.uid for group in groups]
@@ -101,19 +100,22 @@ def unpack_groups(state: Mapping[str, Any]) -> list[Group]:
     numbers = [np.asarray(state[name]).tolist() for name in _GROUP]
     columns = [np.asarray(state[name]).tolist() for name in _OUTCOME]
     sizes = {len(column) for column in (*numbers, state["uid"], state["verdict"])}
-    if len(sizes) != 1 or {len(column) for column in columns} != {sum(numbers[3])}:
-        raise StateError(f"state of waiting groups: {sum(numbers[3])} rollouts were asked for; columns do not fit")
+    if len(sizes) != 1 or {len(column) for column in columns} != {sum(numbers[4])}:
+        raise StateError(f"state of waiting groups: {sum(numbers[4])} rollouts came back; columns do not fit")
     rollouts = zip(*columns, strict=True)
     groups = []
-    for uid, verdict, prompt, step, version, requested in zip(state["uid"], state["verdict"], *numbers, strict=True):
+    for uid, verdict, prompt, step, version, requested, returned in zip(
+        state["uid"], state["verdict"], *numbers, strict=True
+    ):
         group = Group(uid, prompt, step, requested=requested, verdict=Verdict(verdict), version=version)
-        for session in range(requested):
-            correct, score, prompt_tokens, response_tokens, flags, policy_version, rows = next(rollouts)
+        for _ in range(returned):
+            session, correct, score, prompt_tokens, response_tokens, flags, version, span, rows = next(rollouts)
             scored = correct >= 0
             group.add(
                 Outcome(
                     uid, session, bool(correct) if scored else None, score if scored else None, prompt_tokens,
-                    response_tokens, bool(flags & _FAILED), bool(flags & _TRUNCATED), policy_version, rows,
+                    response_tokens, bool(flags & _FAILED), bool(flags & _TRUNCATED), version, rows,
+                    last_version=version + span if span else None,
                 )
             )  # fmt: skip
             if flags & _ASIDE:

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.allocation import Stop
+from verl_ext.allocation.compose import Async
 from verl_ext.checks.allocation_settings import check_config, warnings_of
 from verl_ext.checks.numbers import number_problems
 from verl_ext.checks.versions import check_versions, version_warnings
@@ -154,12 +155,13 @@ def _taken_away(config: DictConfig) -> list[str]:
     """Settings of `allocation` that are missing: rollout workers read them from the configuration as they are."""
     given = OmegaConf.to_container(config.allocation, resolve=True) if config.get("allocation") is not None else {}
     parts = {"": (TrainingSettings, given)} | {
-        f"{name}.": (kind, given.get(name)) for name, kind in (("stop", Stop), ("outcome", OutcomeRule))
+        f"{name}.": (kind, given.get(name))
+        for name, kind in (("stop", Stop), ("async", Async), ("outcome", OutcomeRule))
     }
     return [
         f"allocation.{part}{name} is missing: `~allocation.{part}{name}` cannot take it away; give it a value"
         for part, (kind, found) in parts.items()
-        for name in kind.__dataclass_fields__
+        for name in (field.rstrip("_") for field in kind.__dataclass_fields__)
         if isinstance(found, dict) and found and name not in found
     ]
 

@@ -72,8 +72,8 @@ class OutcomeRecorder:
         self._rows: list[tuple[int, int, Outcome]] = []
         self._begun = False
 
-    def around(self, backend: Any, step: int) -> RecordingBackend:
-        """The backend, its outcomes recorded as those of ``step``."""
+    def around(self, backend: Any, step: int, in_hand: Sequence[Group] = ()) -> RecordingBackend:
+        """The backend, its outcomes recorded as those of ``step``, those of groups in hand when it begins included."""
         if not self._begun:
             self.path.mkdir(parents=True, exist_ok=True)
             if others := [file for number, file in _files(self.path) if number >= step]:
@@ -83,7 +83,7 @@ class OutcomeRecorder:
                     os.replace(file, earlier / file.name)
             self._begun = True
         self._step, self._rows = step, []
-        return RecordingBackend(backend, self._rows)
+        return RecordingBackend(backend, self._rows, in_hand)
 
     def end_step(self) -> None:
         """Write the step's file.
@@ -127,11 +127,11 @@ class OutcomeRecorder:
 class RecordingBackend:
     """A backend that keeps what passes through; all else is the backend's own."""
 
-    def __init__(self, backend: Any, rows: list[tuple[int, int, Outcome]]) -> None:
+    def __init__(self, backend: Any, rows: list[tuple[int, int, Outcome]], in_hand: Sequence[Group] = ()) -> None:
         self._backend = backend
         self._rows = rows
         self._round = 0
-        self._groups: dict[str, Group] = {}
+        self._groups = {group.uid: group for group in in_hand}
 
     def generate(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """The backend's round."""

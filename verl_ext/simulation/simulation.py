@@ -45,6 +45,9 @@ class Simulation(Allocation):
         self.engine = SimulatedStream(backend) if engine is None and self.rounds == "streaming" else engine
         self.steps = 0
         """Number of the last step."""
+        self.update_s, self.separate = 0.0, False
+        """Seconds of an update, and whether the engines go on meanwhile, for the next step; else they rest."""
+        self._trained_at = 0.0
 
     @classmethod
     def of_world(
@@ -79,10 +82,12 @@ class Simulation(Allocation):
             )  # fmt: skip
             keys = [str(row) for row in range(world.prompts)]
         engine = None if world.slots is None else SimulatedStream(backend, slots=world.slots)
-        return cls.from_settings(
+        run = cls.from_settings(
             settings, PromptPool(keys, seed=seed), seed,
             backend=backend, engine=engine, population=made, learner=learner,
         )  # fmt: skip
+        run.update_s, run.separate = world.update_s, world.engines == "separate"
+        return run
 
     def step(self, number: int | None = None, backend: Any = None) -> Collected:
         """One step: collect, then update the population.
@@ -92,14 +97,30 @@ class Simulation(Allocation):
             backend: instead of its own engine.
         """
         self.steps = self.steps + 1 if number is None else number
-        self.backend.policy_version = self.steps - 1
+        if self.generating is None:
+            self.backend.policy_version = self.steps - 1
+        if self.separate and self.generating is None:
+            self.generating = self.steps - 1
         if isinstance(self.backend, ReplayBackend):
             self.backend.begin_step()
         collected = self.collect(self.steps, backend or self.engine or self.backend)
+        if self.separate:
+            self.engine.until(self._trained_at)  # the trainer takes the batch when it has made its last update
+            self._trained_at, version = self.engine.now + self.update_s, self.steps
+            self.engine.at(self._trained_at, lambda: self._update(collected, version))
+        else:
+            if self.update_s:
+                self.engine.pause(self.update_s)
+            self._update(collected, self.steps)
+        return collected
+
+    def _update(self, collected: Collected, version: int) -> None:
+        """The weights of that version come of the batch, and generate from here on."""
         if self.learner is not None and collected.groups:
             self.learner.update(*_trained_on(collected))
             self.backend.success_rates = self.population.rates()
-        return collected
+        if self.separate:
+            self.generating = self.backend.policy_version = version
 
     def accuracy(self) -> float | None:
         """Mean success rate of the held-out prompts; of a recorded table, of its prompts' outcomes."""

@@ -75,6 +75,10 @@ class WorldSettings:
     """Response lengths."""
     slots: int | None = None
     """Answers that the engines generate at once, each a token a second; null: as many as are asked for."""
+    update_s: float = 0.0
+    """Seconds of an update, on the clock of ``slots`` or of ``rounds: streaming``."""
+    engines: Literal["colocated", "separate"] = "colocated"
+    """``colocated``: they rest during an update; ``separate``: the next step's rollouts are made meanwhile."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "steps", "batch", "pace", "topics", "held_out"):
@@ -90,6 +94,13 @@ class WorldSettings:
         require(
             self.slots is None or self.slots >= 1, "simulation.slots", self.slots, "null, or an integer of 1 or more"
         )
+        require(self.update_s >= 0, "simulation.update_s", self.update_s, "a number of 0 or more")
+        require(
+            not self.update_s or self.slots is not None, "simulation.slots", self.slots,
+            f"an integer of 1 or more with simulation.update_s={self.update_s}",
+        )  # fmt: skip
+        require(self.engines == "colocated" or self.slots is not None, "simulation.slots", self.slots,
+                "an integer of 1 or more with simulation.engines=separate")  # fmt: skip
         share = self.effective_share
         require(share is None or 0 < share < 1, "simulation.effective_share", share, "null, or a number in (0, 1)")
 

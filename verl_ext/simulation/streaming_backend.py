@@ -41,6 +41,8 @@ class SimulatedStream:
         self._ends: list[tuple[float, int, tuple[str, int]]] = []
         self._back: dict[str, list[Outcome]] = {}
         self._due: dict[str, int] = {}
+        self._complete: deque[str] = deque()
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -57,19 +59,51 @@ class SimulatedStream:
         Raises:
             RuntimeError: nothing is in flight.
         """
-        while self._ends:
-            self.now, _, key = heapq.heappop(self._ends)
-            since, seconds, outcome = self._running.pop(key)
-            self.busy += seconds
-            self._back[outcome.group].append(outcome)
-            self._start()
-            if len(self._back[outcome.group]) == self._due[outcome.group]:
-                return self._leave(outcome.group)
-        raise RuntimeError("no rollout is in flight")
+        while not self._complete:
+            if not self._ends:
+                raise RuntimeError("no rollout is in flight")
+            self._pass()
+        return self._leave(self._complete.popleft())
+
+    def at(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call when that time has come: weights are exchanged while answers are generated."""
+        self._count += 1
+        heapq.heappush(self._calls, (seconds, self._count, call))
+
+    def until(self, seconds: float) -> None:
+        """Let time pass, with the engines at work."""
+        while min(self._ends[0][0] if self._ends else seconds, self._calls[0][0] if self._calls else seconds) < seconds:
+            self._pass()
+        self.now = max(self.now, seconds)
+        while self._calls and self._calls[0][0] <= seconds:
+            heapq.heappop(self._calls)[2]()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass, with the engines at rest: what is in flight goes on after it."""
+        self.now += seconds
+        self._running = {key: (since + seconds, length, o) for key, (since, length, o) in self._running.items()}
+        self._ends = [(end + seconds, number, key) for end, number, key in self._ends]
+
+    def _pass(self) -> None:
+        """To the next event."""
+        if self._calls and (not self._ends or self._calls[0][0] <= self._ends[0][0]):
+            self.now, _, call = heapq.heappop(self._calls)
+            return call()
+        self.now, _, key = heapq.heappop(self._ends)
+        _, seconds, outcome = self._running.pop(key)
+        self.busy += seconds
+        self._back[outcome.group].append(outcome)
+        if len(self._back[outcome.group]) == self._due[outcome.group]:
+            self._complete.append(outcome.group)
+        self._start()
 
     def abort(self, groups: Sequence[Group]) -> list[Outcome]:
         """Cut off these groups: tokens in proportion to the time their answers ran; none of those that queued."""
         uids = {group.uid for group in groups}
+        whole = [uid for uid in self._complete if uid in uids]
+        self._complete = deque(uid for uid in self._complete if uid not in uids)
+        back = [outcome for uid in whole for outcome in self._leave(uid)]
+        uids -= set(whole)
         for key in [key for key in self._running if key[0] in uids]:
             since, seconds, outcome = self._running.pop(key)
             share = (self.now - since) / seconds if seconds else 1.0
@@ -85,7 +119,8 @@ class SimulatedStream:
                 rest.append(outcome)
         self._queue = rest
         self._start()
-        return [replace(outcome, failed=False, aborted=True) for uid in sorted(uids) for outcome in self._leave(uid)]
+        cut = [outcome for uid in sorted(uids) for outcome in self._leave(uid)]
+        return back + [replace(outcome, failed=False, aborted=True) for outcome in cut]
 
     def generate(self, requests: Sequence[Request]) -> list[Outcome]:
         """A whole round."""

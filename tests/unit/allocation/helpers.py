@@ -42,7 +42,8 @@ class Run(Simulation):
 
     def __init__(
         self, rates, allocator="sara", downsampler="none", groups=4, rollouts=None, max_rounds=8, seed=0,
-        keep=None, backend=None, settings=None, selector="shuffled", chooses=None, rounds="barrier", **faults,
+        keep=None, backend=None, settings=None, selector="shuffled", chooses=None, rounds="barrier", async_=None,
+        **faults,
     ):  # fmt: skip
         super().__init__(
             PromptPool(keys(len(rates)), seed=seed),
@@ -50,7 +51,7 @@ class Run(Simulation):
             make_allocator(allocator, **(settings or {})),
             make_downsampler(downsampler, **({"keep": keep} if keep else {})),
             Stop(groups, rollouts),
-            rounds=rounds, max_rounds=max_rounds, seed=seed,
+            rounds=rounds, max_rounds=max_rounds, async_=async_, seed=seed,
             backend=backend or SimulatedBackend(rates, seed, **faults),
         )  # fmt: skip
 

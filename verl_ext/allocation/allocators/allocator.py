@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..groups import Group, Outcome, Request
+from ..groups import Group, Outcome, Request, Verdict
 from ..metric import Metric
-from ..rule_settings import require
+from ..rule_settings import refused, require
 from ..state import check_keys
 
 if TYPE_CHECKING:
@@ -80,6 +80,20 @@ class Allocator:
     def readmits(self) -> bool:
         """Whether retired prompts come back once every prompt is retired; else the run ends there."""
         return False
+
+    def check_carry(self) -> None:
+        """Refuse ``allocation.async.carry`` above 0; a rule that can go on over the update refuses what stands in its
+        way, or nothing. It takes up the groups of ``ctx.groups`` in its ``begin_step``, plans for ``ctx.wanted``
+        groups, leaves nothing to be aborted, and ``finish`` gives the first of :meth:`whole`.
+
+        Raises:
+            SettingError: the setting, and what is accepted.
+        """
+        raise refused("allocation.async.carry", "above 0", f"0 with {type(self).__name__}: it decides on whole steps")
+
+    def whole(self, ctx: StepContext) -> list[Group]:
+        """Carrying: the groups that a batch could have now, the oldest first."""
+        return [group for group in ctx.live if group.verdict is Verdict.COMMIT and not group.pending]
 
     def begin_step(self, ctx: StepContext) -> None:
         """A step begins. Groups kept waiting are taken up here, with ``ctx.resume(group)``; the selector has not

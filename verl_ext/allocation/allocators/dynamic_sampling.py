@@ -11,7 +11,7 @@ from ..groups import Fate, Group, Outcome, Request, Verdict
 from ..metric import WAITING, Metric
 from ..posterior import effective_probability
 from ..registry import register_allocator
-from ..rule_settings import require
+from ..rule_settings import refused, require
 from ..state import check_keys
 from ..waiting import WaitingGroups
 from .allocator import Allocator, AllocatorSettings
@@ -61,14 +61,21 @@ class DynamicSampling(Allocator):
             "use gen_multiple=auto or refill=one_for_one"
         )
 
+    def check_carry(self) -> None:
+        stale, reason = self.settings.max_staleness, self.needs_rounds
+        require(stale == 0, "allocator.max_staleness", stale, "0 with allocation.async.carry, whose max_lag says it")
+        if reason is not None:
+            raise refused("allocation.async.carry", "above 0", f"0: {reason}")
+
     def begin_step(self, ctx) -> None:
         self._rate.begin_step()
-        self._effective = len(self._waiting.resume(ctx))
+        self._waiting.resume(ctx)
+        self._effective = sum(group.verdict is Verdict.COMMIT for group in ctx.live)
         self._wave: list[Group] = []
-        self._undecided = 0
+        self._undecided = len(ctx.live) - self._effective
 
     def ask(self, ctx) -> list[Request]:
-        need = ctx.target_groups - self._effective
+        need = ctx.wanted - self._effective
         if need <= 0:
             return []
         size = min(self._size(need, ctx), ctx.budget_left // self.group_size)
@@ -93,14 +100,14 @@ class DynamicSampling(Allocator):
             self._rate.resolved(len(self._wave), sum(group.mixed for group in self._wave))
 
     def unwanted(self, ctx) -> list[Group]:
-        if self._effective < ctx.target_groups:
+        if ctx.carry or self._effective < ctx.target_groups:
             return []
         return [group for group in ctx.groups if group.verdict is Verdict.CONTINUE]
 
     def finish(self, ctx) -> list[Group]:
         self._rate.end_step()
         committed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
-        batch, rest = committed[: ctx.target_groups], committed[ctx.target_groups :]
+        batch, rest = committed[: ctx.target_groups], [] if ctx.carry else committed[ctx.target_groups :]
         self._waiting.groups = rest if self.settings.max_staleness else []
         decided = [group for group in ctx.groups if group.verdict is not Verdict.CONTINUE]
         fresh = [group for group in decided if group.offered_at == ctx.step]

@@ -148,7 +148,18 @@ class PilotCommit(Allocator):
 
     @property
     def needs_rounds(self) -> str | None:
-        return "pilots are chosen from among a whole wave and those of the steps before, and ride with their commits"
+        return (
+            "pilots are chosen from among a whole wave and those of the steps before, and ride with their commits; "
+            "with allocation.async.carry above 0 they need none"
+        )
+
+    def check_carry(self) -> None:
+        """A pilot of one version and its commit of the next are what carrying is: ``binding`` says nothing more."""
+        settings = self.settings
+        require(not settings.flush, "allocator.flush", settings.flush, "false with allocation.async.carry")
+        require(settings.buffer_size is None, "allocator.buffer_size", settings.buffer_size,
+                "null with allocation.async.carry: as many as are in hand")  # fmt: skip
+        require(settings.wave == "need", "allocator.wave", settings.wave, "need with allocation.async.carry")
 
     @property
     def readmits(self) -> bool:
@@ -158,6 +169,8 @@ class PilotCommit(Allocator):
         require(ctx.max_rounds >= self.least_rounds, "max_rounds", ctx.max_rounds,
                 "2 or more with pilot_commit: pilots, then commits")  # fmt: skip
         self._buffer = self._waiting.resume(ctx)  # qualified pilots, oldest first
+        if ctx.carry:
+            self._buffer = [group for group in ctx.live if group.verdict is Verdict.CONTINUE and not group.pending]
         flushed = [g for g in self._buffer if self.settings.flush and self._epochs[g.uid] < ctx.epoch]
         for group in flushed:
             group.verdict, group.fate = Verdict.ABANDON, Fate.STALE
@@ -171,6 +184,8 @@ class PilotCommit(Allocator):
     def ask(self, ctx) -> list[Request]:
         self._resolve()
         commit = self.settings.commit
+        if ctx.carry:
+            return self._ask_carrying(ctx)
         need = ctx.target_groups - len(self._batch)
         chosen = self._pick(min(need, ctx.budget_left // commit), ctx)
         self._batch += chosen
@@ -181,15 +196,36 @@ class PilotCommit(Allocator):
         self._pilots += len(wave)
         return requests + [ctx.request(group, self.settings.n_pilot) for group in wave]
 
+    def _ask_carrying(self, ctx) -> list[Request]:
+        """Commits for the groups missing, and as many pilots in flight as are likely to qualify for what is left."""
+        settings, live = self.settings, ctx.live
+        need = ctx.wanted - sum(group.verdict is Verdict.COMMIT for group in live)
+        chosen = self._pick(min(need, ctx.budget_left // settings.commit), ctx)
+        running = sum(group.verdict is Verdict.CONTINUE and group.pending > 0 for group in live)
+        wave = pilots_for(need - len(chosen) - len(self._buffer), self._rate.pooled)
+        wave = min(wave, max(1, round(settings.gen_multiple * ctx.wanted))) - running
+        left = ctx.budget_left - settings.commit * len(chosen)
+        fresh = ctx.admit(min(wave, int(left / (settings.n_pilot + settings.commit * self._rate.pooled))))
+        self._pilots += len(fresh)
+        requests = [ctx.request(group, settings.commit) for group in chosen]
+        return requests + [ctx.request(group, settings.n_pilot) for group in fresh]
+
     def tell(self, outcomes: Sequence[Outcome], ctx) -> None:
         for uid in dict.fromkeys(outcome.group for outcome in outcomes):
             group = ctx.group(uid)
             if group.verdict is Verdict.CONTINUE and not group.pending:
                 self._judge(group)
+                if ctx.carry:
+                    qualified = group.verdict is Verdict.CONTINUE
+                    self._buffer += [group] if qualified else []
+                    self._qualified += qualified
+                    self._rate.decided(1, qualified)
 
     def finish(self, ctx) -> list[Group]:
         self._resolve()
         self._rate.end_step()
+        if ctx.carry:
+            self._batch, self._buffer = self.whole(ctx)[: ctx.target_groups], []
         most = self._most_groups(ctx.target_groups)
         beyond = self._buffer[: max(0, len(self._buffer) - most)]
         for group in beyond:

@@ -67,16 +67,18 @@ class ReinforceAda(Allocator):
     def needs_rounds(self) -> None:
         return None  # every prompt goes on by its own outcomes
 
+    def check_carry(self) -> None:
+        """Nothing stands in its way: a prompt that never leaves is for the batch when it has ``group_size``."""
+
     def begin_step(self, ctx) -> None:
         self._left = 0
 
     def ask(self, ctx) -> list[Request]:
         chunk = self.settings.chunk
+        active = [group for group in ctx.groups if group.verdict is Verdict.CONTINUE and not group.pending]
+        active = [group for group in active if ctx.rounds_of(group) > 0]
         if ctx.round == 1:
-            active = ctx.admit(min(ctx.target_groups, ctx.budget_left // chunk))
-        else:
-            active = [group for group in ctx.groups if group.verdict is Verdict.CONTINUE and not group.pending]
-            active = [group for group in active if ctx.rounds_of(group) > 0]
+            active += ctx.admit(min(ctx.wanted - len(ctx.live), ctx.budget_left // chunk - len(active)))
         requests, left = [], ctx.budget_left
         for group in active:
             n = min(chunk, self.group_size - group.requested, left)
@@ -88,15 +90,21 @@ class ReinforceAda(Allocator):
     def tell(self, outcomes: Sequence[Outcome], ctx) -> None:
         for uid in dict.fromkeys(outcome.group for outcome in outcomes):
             group = ctx.group(uid)
-            if not group.pending and self._leaves(group):
+            if group.pending or group.given_up:
+                continue
+            if self._leaves(group):
                 group.verdict = Verdict.COMMIT
                 self._left += 1
+            elif ctx.carry and group.requested == self.group_size:
+                group.verdict = Verdict.COMMIT
 
     def finish(self, ctx) -> list[Group]:
-        self._active = len(ctx.groups) - self._left
-        for group in ctx.groups:
-            group.verdict = Verdict.COMMIT
-        return list(ctx.groups)
+        if not ctx.carry:
+            for group in ctx.groups:
+                group.verdict = Verdict.COMMIT
+        batch = self.whole(ctx)[: ctx.target_groups]
+        self._active = len(batch) - self._left
+        return batch
 
     METRICS = {
         "prompts_left": Metric("prompts that had enough of both outcomes", "prompts"),

@@ -147,6 +147,17 @@ class Sara(Allocator):
     def needs_rounds(self) -> None:
         return None  # every group goes on by its own outcomes
 
+    def check_carry(self) -> None:
+        settings = self.settings
+        require(settings.max_staleness == 0, "allocator.max_staleness", settings.max_staleness,
+                "0 with allocation.async.carry, whose max_lag says it")  # fmt: skip
+        require(settings.audit_fraction == 0, "allocator.audit_fraction", settings.audit_fraction,
+                "0 with allocation.async.carry: a step would wait for its audits")  # fmt: skip
+
+    def whole(self, ctx) -> list[Group]:
+        full = super().whole(ctx)
+        return [group for group in full if not self._top_up or group.requested == self.group_size]
+
     def begin_step(self, ctx) -> None:
         require(
             ctx.max_rounds >= self.least_rounds,
@@ -156,17 +167,20 @@ class Sara(Allocator):
         self._audit.begin_step()
         self._carried = len(self._waiting.resume(ctx))  # committed already: first in ctx.groups
         self._waves = 0
-        self._need = ctx.target_groups
-        self._open: list[list[Group]] = []  # waves with undecided groups
+        self._need = ctx.wanted
+        undecided = [group for group in ctx.groups if group.verdict is Verdict.CONTINUE]
+        self._judge.start(undecided)
+        self._open: list[list[Group]] = [undecided] if undecided else []  # waves with undecided groups
+        self._committed = 0
         self._abandoned: list[float] = []  # effective probability of each abandoned group
 
     def ask(self, ctx) -> list[Request]:
         self._resolve(ctx)
         undecided = [group for wave in self._open for group in wave if group.verdict is Verdict.CONTINUE]
         committed, requests = self._commit(ctx)
-        self._need = need = ctx.target_groups - len(committed)
+        self._need = need = ctx.wanted - len(committed)
         left = ctx.budget_left - sum(request.n for request in requests)
-        if need <= 0:  # whatever is undecided is surplus
+        if need <= 0 and not ctx.carry:  # whatever is undecided is surplus
             return requests + self._audits(left, ctx) if requests else []
         promised = 0  # what is left of the probes of undecided groups
         for group in undecided:
@@ -211,6 +225,7 @@ class Sara(Allocator):
         for group, code in zip(told, self._judge.verdicts(told).tolist(), strict=True):
             if code == COMMIT:
                 group.verdict = Verdict.COMMIT
+                self._committed += 1
             elif code == ABANDON:
                 group.verdict = Verdict.ABANDON
                 abandoned.append(group)
@@ -223,7 +238,7 @@ class Sara(Allocator):
                 self._audit.abandoned(group, predicted)
 
     def unwanted(self, ctx) -> list[Group]:
-        if self._need > 0:
+        if self._need > 0 or ctx.carry:
             return []
         return [group for wave in self._open for group in wave if group.verdict is Verdict.CONTINUE and group.pending]
 
@@ -231,15 +246,16 @@ class Sara(Allocator):
         self._resolve(ctx)
         self._rate.end_step()
         mixed = [group for group in ctx.groups if group.verdict is Verdict.COMMIT]
-        full = [g for g in mixed if g.fate is None and (not self._top_up or g.requested == self.group_size)]
-        batch = full[: ctx.target_groups]
+        batch = self.whole(ctx)[: ctx.target_groups]
         if self.settings.max_staleness:
             taken = {group.uid for group in batch}
             self._waiting.groups = [g for g in mixed if g.fate is None and g.uid not in taken]
         waits = {group.uid for group in self._waiting.groups}
+        if ctx.carry:
+            waits = {group.uid for group in ctx.live} - {group.uid for group in batch}
         self._audit.end_step(self._judge.effective)
         self._judge.end_step([group for group in ctx.groups if group.uid not in waits])
-        fresh = sum(group.offered_at == ctx.step for group in mixed)
+        fresh = self._committed
         decided = fresh + len(self._abandoned)
         lags = [ctx.lag(group) for group in batch]
         self._numbers = {
@@ -249,7 +265,8 @@ class Sara(Allocator):
             "p_eff_realised": fresh / decided if decided else 0.0,
             "p_eff_abandoned": math.fsum(self._abandoned) / len(self._abandoned) if self._abandoned else 0.0,
             "abandoned_groups": float(len(self._abandoned)),
-            "surplus_groups": float(len(mixed) - len(batch) - len(waits)),
+            "surplus_groups": float(sum(group.fate is Fate.SURPLUS or group.live for group in mixed)
+                                    - len(batch) - sum(group.uid in waits for group in mixed)),
             "waves": float(self._waves),
             **self._audit.metrics(),
         }
@@ -311,8 +328,8 @@ class Sara(Allocator):
             return committed, []
         full = [group for group in committed if group.requested == self.group_size]
         rest = [group for group in committed if group.requested < self.group_size]
-        room = max(0, ctx.target_groups - len(full))
-        if not self.settings.max_staleness:
+        room = max(0, ctx.wanted - len(full))
+        if not (self.settings.max_staleness or ctx.carry):
             for group in rest[room:]:
                 group.fate = Fate.SURPLUS
         requests: list[Request] = []

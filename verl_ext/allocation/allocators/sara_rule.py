@@ -266,9 +266,9 @@ class CarriedJudge(OutcomeJudge):
         return codes
 
     def end_step(self, groups: Sequence[Group]) -> None:
-        self._points = {}
         discount = self.settings.discount
         for group in groups:
+            self._points.pop(group.uid, None)
             if group.trials:
                 successes, failures = self._past.get(group.prompt, (0.0, 0.0))
                 failed = group.trials - group.successes
