@@ -31,6 +31,7 @@ def sections() -> dict[str, Mapping[str, Metric]]:
     """Heading -> metrics by name, below `allocation/`."""
     found: dict[str, Mapping[str, Metric]] = {
         "A step's batch, and its rollouts": conclude.METRICS,
+        "What goes on over the update": conclude.ASYNC_METRICS,
         "The pool of prompts": PromptPool.METRICS,
         "The update": training.METRICS,
     }

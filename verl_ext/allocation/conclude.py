@@ -259,6 +259,18 @@ METRICS = {
 as ``rollouts_total`` and ``tokens_total``."""
 
 
+ASYNC_METRICS = {
+    "async/lag/*": Metric("groups of the batch that lag so many versions of the weights", "groups"),
+    "async/lag_mean": Metric("versions that the batch's groups lag, mean", "versions", "0: on policy"),
+    "async/lag_max": Metric("the same, most", "versions", "at most `allocation.async.max_lag`"),
+    "async/stale_groups": Metric("groups that were too old when the step began, and dropped", "groups", "0 is best"),
+    "async/spliced": Metric("rollouts of the batch whose tokens are of more than one version", "rollouts"),
+    "async/in_flight": Metric("rollouts in flight when the step ends", "rollouts"),
+    "async/groups_in_flight": Metric("groups with rollouts in flight when the step ends", "groups"),
+}
+"""Of what goes on over the update, with ``allocation.async.carry``."""
+
+
 def _metrics(run: Allocation, ctx: StepContext, found: Sorted, waiting: int, rounds: int) -> dict[str, float]:
     trained, ledger = found.trained, run.ledger
     fresh = [group for group in ctx.groups if group.offered_at == ctx.step]
@@ -267,19 +279,7 @@ def _metrics(run: Allocation, ctx: StepContext, found: Sorted, waiting: int, rou
         "offered_failed": sum(group.successes == 0 < group.trials for group in fresh),
         "offered_mixed": sum(group.mixed for group in fresh),
     }
-    carried = {}
-    if ctx.max_lag is not None:
-        lags = [ctx.lag(group) for group in trained]
-        carried = {f"lag/{lag}": float(lags.count(lag)) for lag in range(ctx.max_lag + 1)} | {
-            "lag_mean": sum(lags) / len(lags) if lags else 0.0,
-            "lag_max": float(max(lags, default=0)),
-            "in_flight": float(ledger.in_flight),
-            "groups_in_flight": float(sum(group.pending > 0 for group in run.flight.groups)),
-            "stale_groups": float(run.flight.stale),
-            "rollouts_of_two_versions": float(sum(o.last_version not in (None, o.policy_version)
-                                                  for o in found.by_fate[Fate.TRAINED])),
-        }  # fmt: skip
-    metrics = carried | {
+    metrics = {
         "batch_effective_share": sum(group.mixed for group in trained) / len(trained) if trained else 0.0,
         "groups": float(len(trained)),
         "groups_started": float(len(fresh)),
@@ -297,6 +297,17 @@ def _metrics(run: Allocation, ctx: StepContext, found: Sorted, waiting: int, rou
     for fate, outcomes in found.by_fate.items():
         metrics[f"fate/{fate.value}"] = float(len(outcomes))
         metrics[f"fate_tokens/{fate.value}"] = float(sum(outcome.response_tokens for outcome in outcomes))
+    if ctx.max_lag is not None:
+        lags = [ctx.lag(group) for group in trained]
+        spliced = [o for o in found.by_fate[Fate.TRAINED] if o.last_version not in (None, o.policy_version)]
+        metrics |= {f"async/lag/{lag}": float(lags.count(lag)) for lag in range(ctx.max_lag + 1)} | {
+            "async/lag_mean": sum(lags) / len(lags) if lags else 0.0,
+            "async/lag_max": float(max(lags, default=0)),
+            "async/stale_groups": float(run.flight.stale),
+            "async/spliced": float(len(spliced)),
+            "async/in_flight": float(ledger.in_flight),
+            "async/groups_in_flight": float(sum(group.pending > 0 for group in run.flight.groups)),
+        }
     chosen = run.pool.coverage() | offered | run.selector.metrics()
     for part, numbers in (("", run.allocator.metrics()), ("selector/", chosen), ("pool/", run.pool.metrics())):
         metrics.update({part + name: float(value) for name, value in numbers.items()})

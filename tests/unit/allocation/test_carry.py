@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.write_metrics import is_described
 from tests.unit.allocation.helpers import examples, u_shaped
 from tests.unit.allocation.test_streaming import Logged, Replayed, StreamRun
 from verl_ext.allocation import Fate, SettingError, Verdict, load_state, make_allocator, save_state
@@ -57,14 +58,15 @@ def adds_up(run, collected, record):
     assert record["issued"] == collected.rollouts <= run.stop.budget(run.allocator.group_size)
     assert record["issued_total"] == sum(record["fates_total"].values()) + record["in_flight"] + record["waiting"]
     assert record["tokens_total"] == sum(record["fate_tokens_total"].values()) + record["waiting_tokens"]
+    assert all(map(is_described, collected.metrics.keys() - {"rollouts_total", "tokens_total"}))
     flight = run.flight.groups
-    assert record["in_flight"] == sum(group.pending for group in flight) == collected.metrics["in_flight"]
+    assert record["in_flight"] == sum(group.pending for group in flight) == collected.metrics["async/in_flight"]
     assert record["waiting"] == sum(group.returned for group in flight)
     assert collected.waiting == flight and all(group.live for group in flight)
     assert len(collected.groups) + collected.short_by == run.stop.groups >= len(collected.groups)
     for group in collected.groups:
         assert group.fate is Fate.TRAINED and group.pending == 0
-        assert (collected.metrics["lag_max"]) <= run.async_.max_lag
+        assert (collected.metrics["async/lag_max"]) <= run.async_.max_lag
     assert len(flight) + len(collected.groups) <= (run.async_.max_lag + 1) * run.stop.groups
     everything = {(o.group, o.session) for g in collected.started for o in g.outcomes if not o.failed and not o.aborted}
     kept = {(o.group, o.session) for o in collected.kept}
@@ -108,7 +110,7 @@ def test_slow_groups_are_awaited_before_they_are_too_old(rule):
     stale = 0
     for number in range(1, 12):
         collected = run.step(number)
-        stale += collected.metrics["stale_groups"]
+        stale += collected.metrics["async/stale_groups"]
         assert all(run.steps - 1 - g.version <= 1 for g in collected.groups)
     assert stale <= 2, "undecided groups that got nothing in a step, at most"
 
@@ -126,7 +128,7 @@ def test_a_group_beyond_max_lag_is_stale_and_no_result_of_its_prompt():
     assert [group.fate for group in old] == [Fate.STALE] * 4 == [g.fate for g in collected.started[:4]]
     assert record["fates"]["stale"] == 32 and record["fates"]["aborted"] == 0
     assert not {group.prompt for group in old} & {prompt for prompt, *_ in watched.seen}
-    assert collected.metrics["stale_groups"] == 4 and collected.short_by == 0
+    assert collected.metrics["async/stale_groups"] == 4 and collected.short_by == 0
 
 
 def test_without_carry_it_is_the_loop_that_it_was():
