@@ -175,7 +175,7 @@ def _versions(config: DictConfig) -> Seen:
 def _folders(config: DictConfig) -> Seen:
     trainer, problems = config.trainer, []
     wanted = {"trainer.default_local_dir": trainer.default_local_dir}
-    if OmegaConf.select(config, "allocation.record") is not None:
+    if OmegaConf.select(config, "allocation.record") not in (None, "auto"):
         wanted["allocation.record"] = config.allocation.record
     for setting, path in wanted.items():
         if not isinstance(path, str) or not path:

@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 _said: set[str] = set()
 
 
+_SHOWN_TOKENS = 500
+
+
 @dataclass(slots=True)
 class GroupRequest:
     """The sessions asked of one group in one round, as it travels to a worker."""
@@ -57,6 +60,8 @@ class SessionReply:
 
     error: str = ""
     """Why it failed; or why it could not be scored: the reward's word for it (see UNSCORED), or that of `Reading`."""
+    answer: list[int] = field(default_factory=list)
+    """The last tokens of an answer that could not be scored, for whoever looks for the reason."""
     too_long: bool = False
     """It failed because its prompt has more tokens than data.max_prompt_length."""
     started_at: float = 0.0
@@ -173,6 +178,7 @@ def scored_reply(
     )
     if reading.score is None:
         reply.error = word(info[UNSCORED]) if info.get(UNSCORED) else reading.reason
+        reply.answer = list(outputs[-1].response_ids[-_SHOWN_TOKENS:])
         if reading.said:
             _say_once(reading.reason, reading.said)
         return reply

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from verl_ext.files import next_path, restrict_umask, write_whole
 from verl_ext.masking import masked
 from verl_ext.runs.line_file import LineFile, not_written, read_lines
 from verl_ext.runs.provenance import provenance
-from verl_ext.runs.records import ABOUT, CONFIG, LEDGER, METRICS
+from verl_ext.runs.records import ABOUT, ANSWERS, CONFIG, LEDGER, METRICS, OUTCOMES
 from verl_ext.runs.step_line import progress_line
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,12 @@ class RunFolder:
         self._about: dict[str, Any] = {**provenance(), "ended_at_step": None}
         self._kept_metrics = b""
         self._ledger: LineFile | None = None
+        self._answers: LineFile | None = None
+
+    @property
+    def outcomes(self) -> str:
+        """The folder of `allocation.record=auto`."""
+        return self._in(OUTCOMES)
 
     def _in(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -73,14 +80,16 @@ class RunFolder:
             NotWrittenError: a file cannot be read or written.
         """
         before = self._read_about() if step else {}
-        kept_ledger, kept_metrics = self._put_aside(step)
-        self._write(LEDGER, kept_ledger)
-        self._keep_metrics(kept_metrics)
+        kept = self._put_aside(step)
+        self._write(LEDGER, kept[LEDGER])
+        if kept[ANSWERS] or os.path.exists(self._in(ANSWERS)):
+            self._write(ANSWERS, kept[ANSWERS])
+        self._keep_metrics(kept[METRICS])
         self._write(CONFIG, self._config)
         if self._wandb:
             self._name_wandb_run(before.get("wandb_run"))
         self._write_about()
-        self._ledger = None
+        self._ledger = self._answers = None
 
     def visit(self) -> None:
         """A run that only validates: the records of a run that is here stay as they are, byte for byte.
@@ -94,11 +103,12 @@ class RunFolder:
         records, _ = read_lines(self._metrics)
         self._keep_metrics(b"".join(line for _, line in records))
 
-    def _put_aside(self, step: int) -> tuple[bytes, bytes]:
-        """Move what this run does not go on from; returns what it does of the ledger and of the metrics."""
+    def _put_aside(self, step: int) -> dict[str, bytes]:
+        """Move what this run does not go on from; returns what it does of ledger, metrics and answers."""
         # A run that was killed before it had given them back left them here; its metrics are empty or cut short.
         kept = self._metrics_kept
-        sources = {LEDGER: self._in(LEDGER), METRICS: kept if os.path.exists(kept) else self._metrics}
+        sources = {LEDGER: self._in(LEDGER), METRICS: kept if os.path.exists(kept) else self._metrics,
+                   ANSWERS: self._in(ANSWERS)}  # fmt: skip
         keep, aside = {}, {}
         for name, path in sources.items():
             records, unreadable = read_lines(path)
@@ -121,7 +131,7 @@ class RunFolder:
                 if os.path.isfile(self._in(name)):
                     shutil.copy2(self._in(name), folder / name, follow_symlinks=False)
             logger.warning("%s: what was recorded here before and is not gone on from is in %s", self.path, folder)
-        return keep[LEDGER], keep[METRICS]
+        return keep
 
     def _keep_metrics(self, lines: bytes) -> None:
         self._kept_metrics = lines
@@ -169,6 +179,13 @@ class RunFolder:
         if self._ledger is None:
             self._ledger = LineFile(self._in(LEDGER))
         self._ledger.write(json.dumps(ledger_record).encode() + b"\n")
+
+    def add_answers(self, answers: Sequence[dict[str, Any]]) -> None:
+        """Append a step's sample answers."""
+        if answers and self._answers is None:
+            self._answers = LineFile(self._in(ANSWERS))
+        for answer in answers:
+            self._answers.write(json.dumps(answer).encode() + b"\n")
 
     def end_step(self, metrics: dict[str, Any], step: int, total: int, stopped: bool = False) -> None:
         """Print the step's progress line; note the run's end at step `total`, unless it was stopped there."""

@@ -13,6 +13,7 @@ from typing import Any
 from verl_ext.runs.step_line import FATE_PREFIX, held_out
 
 METRICS, LEDGER, CONFIG, ABOUT = "metrics.jsonl", "ledger.jsonl", "config.yaml", "run.json"
+ANSWERS, OUTCOMES = "answers.jsonl", "outcomes"
 
 
 class RunError(ValueError):

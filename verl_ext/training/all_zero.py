@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 SAMPLES = 2
-_PROMPT_CHARS, _ANSWER_CHARS, _OTHER_CHARS = 200, 400, 200
+VERDICTS = ("right", "wrong", "unscored")
+_PROMPT_CHARS, _ANSWER_CHARS, _OTHER_CHARS, _KEPT_CHARS = 200, 400, 200, 2000
 
 
 class Reply(Protocol):
@@ -26,11 +27,13 @@ class Reply(Protocol):
     too_long: bool
     error: str
     rows: Sequence[Any]
+    answer: Sequence[int]
 
 
 @dataclass
 class StepTally:
     """Verdicts of a step's rollouts, counted as they come."""
+
 
     right: int = 0
     wrong: int = 0
@@ -38,8 +41,8 @@ class StepTally:
     """Rollouts with a response but without a score, by the reward's own word for the reason."""
     too_long: set[str] = field(default_factory=set)
     """Groups whose prompts have more tokens than data.max_prompt_length."""
-    wrong_sessions: list[tuple[str, int]] = field(default_factory=list)
-    """(group, session) of the first wrong answers, each of another group."""
+    kept: dict[str, list[Reply]] = field(default_factory=lambda: {verdict: [] for verdict in VERDICTS})
+    """The first replies of each verdict, each of another group."""
 
     def add(self, reply: Reply) -> None:
         """Count one rollout; one without a response is none of the reward's."""
@@ -53,9 +56,9 @@ class StepTally:
             self.right += 1
         else:
             self.wrong += 1
-            known = {uid for uid, _ in self.wrong_sessions}
-            if len(known) < SAMPLES and reply.uid not in known and reply.rows:
-                self.wrong_sessions.append((reply.uid, reply.session))
+        kept = self.kept["unscored" if reply.correct is None else "right" if reply.correct else "wrong"]
+        if len(kept) < SAMPLES and reply.uid not in {one.uid for one in kept} and (reply.rows or reply.answer):
+            kept.append(reply)
 
     def metrics(self) -> dict[str, float]:
         """`unscored/<reason>`, for the reasons that there were, and `prompts_too_long`, where there were any."""
@@ -65,14 +68,21 @@ class StepTally:
 
 @dataclass(frozen=True)
 class Sample:
-    """A wrong answer as it is shown."""
+    """An answer as it is shown."""
 
     prompt: str
     response: str
     truth: Any
     """The ground truth."""
     reward: Any
-    """What the reward returned."""
+    """What the reward returned; of an unscored answer, why there is no score."""
+    verdict: str = "wrong"
+    """One of VERDICTS."""
+
+    def record(self, step: int) -> dict[str, Any]:
+        """A line of answers.jsonl: the ends of long texts, where answers are."""
+        return {"step": step, "verdict": self.verdict, "prompt": self.prompt[-_KEPT_CHARS:],
+                "answer": self.response[-_KEPT_CHARS:], "truth": _short(self.truth), "reward": _short(self.reward)}
 
     def __str__(self) -> str:
         # repr keeps an answer of control characters or a thousand lines on one line of the log.

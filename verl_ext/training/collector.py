@@ -26,7 +26,7 @@ from verl_ext.allocation import (
 from verl_ext.allocation.group_statistics import normalised_over
 from verl_ext.rollout.worker import AllocatedAgentLoopManager
 from verl_ext.runs.outcome_records import OutcomeRecorder
-from verl_ext.training.all_zero import AllZeroWatch, NoGradientWatch
+from verl_ext.training.all_zero import AllZeroWatch, NoGradientWatch, Sample
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.group_advantage import flat_groups
 from verl_ext.training.prompts import PromptRows
@@ -47,7 +47,9 @@ class NoUpdate(Exception):
 class Collector:
     """Collects once a training step and hands verl the keys of the rows to train on."""
 
-    def __init__(self, settings: TrainingSettings, budget: StepBudget, prompts: PromptRows) -> None:
+    def __init__(
+        self, settings: TrainingSettings, budget: StepBudget, prompts: PromptRows, record: str | None = None
+    ) -> None:
         self.settings = settings
         self.budget = budget
         self.prompts = prompts
@@ -60,9 +62,11 @@ class Collector:
         """Uids of the groups in the batch whose scores do not differ: no gradient comes of them."""
         self.skipped_updates = 0
         self.backend = TransferQueueBackend(prompts, settings.deadline_s)
+        self.answers: list[Sample] = []
+        """A few of the step's answers, for people to look at."""
         self.all_zero = AllZeroWatch(settings.all_zero_steps)
         self.no_gradient = NoGradientWatch(settings.all_zero_steps)
-        self.recorder = OutcomeRecorder(settings.record, prompts.keys) if settings.record else None
+        self.recorder = OutcomeRecorder(record, prompts.keys) if record else None
 
     def connect(self, manager: Any) -> None:
         """Use `manager`'s workers for the rounds.
@@ -141,17 +145,21 @@ class Collector:
 
     def _watch_rewards(self, no_gradient: bool) -> None:
         """Warn of rewards that are all zero or teach nothing, with answers whose rows are freed after this."""
-        tally = self.backend.tally
+        tally, self.answers = self.backend.tally, []
         if self.no_gradient.is_due(no_gradient and tally.right > 0):
             logger.warning("%s", self.no_gradient.message(tally))
-        if self.all_zero.is_due(tally):
-            try:
-                samples = self.backend.wrong_samples()
-            except Exception:
-                # A run does not end for want of an example.
-                logger.exception("no sample answers could be read")
-                samples = []
-            logger.warning("%s", self.all_zero.message(tally, samples))
+        if not (due := self.all_zero.is_due(tally)) and not self.settings.answers:
+            return
+        try:
+            samples = self.backend.samples()
+        except Exception:
+            # A run does not end for want of an example.
+            logger.exception("no sample answers could be read")
+            samples = []
+        if due:
+            logger.warning("%s", self.all_zero.message(tally, [one for one in samples if one.verdict == "wrong"]))
+        if self.settings.answers:
+            self.answers = samples
 
     # ------------------------------------------------ state
 

@@ -125,23 +125,28 @@ class TransferQueueBackend:
         pairs = [pair for outcome in outcomes for pair in self._rows[outcome.group, outcome.session]]
         return [key for key, _ in pairs], [tag for _, tag in pairs]
 
-    def wrong_samples(self) -> list[Sample]:
-        """The first wrong answers of the step, while their rows are still in TransferQueue."""
-        found = self.tally.wrong_sessions
-        keys = [self._rows[session][-1][0] for session in found]
-        if not keys:
-            return []
-        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["responses", "extra_fields"])
+    def samples(self) -> list[Sample]:
+        """The first answers of each verdict in the step, while their rows are still in TransferQueue."""
+        found = [(verdict, reply) for verdict, kept in self.tally.kept.items() for reply in kept]
+        keys = [reply.rows[-1][0] for _, reply in found if reply.rows]
+        fields = ["responses", "extra_fields"]
+        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=fields) if keys else {}
+        stored = zip(*(data[name] for name in fields), strict=True) if keys else iter(())
         tokenizer = getattr(self.prompts.dataset, "tokenizer", None)
         samples = []
-        for (uid, _), tokens, extra in zip(found, data["responses"], data["extra_fields"], strict=True):
-            prompt = self.prompts.fetch(self._prompt[uid])
+        for verdict, reply in found:
+            tokens, reward = reply.answer, reply.error
+            if reply.rows:
+                response, extra = next(stored)
+                tokens, reward = response.tolist(), extra.get("reward_extra_info")
+            prompt = self.prompts.fetch(self._prompt[reply.uid])
             samples.append(
                 Sample(
                     prompt=str([message["content"] for message in prompt["raw_prompt"]][-1]),
-                    response=str(tokens.tolist()) if tokenizer is None else tokenizer.decode(tokens.tolist()),
+                    response=str(tokens) if tokenizer is None else tokenizer.decode(tokens),
                     truth=(prompt.get("reward_model") or {}).get("ground_truth"),
-                    reward=extra.get("reward_extra_info"),
+                    reward=reward,
+                    verdict=verdict,
                 )
             )
         return samples

@@ -139,7 +139,8 @@ class PPOTrainerAllocated(PPOTrainerSync):
                 if self.use_critic:
                     self.config.critic.optim.total_training_steps = reachable
         self.prompts = PromptRows(self.train_dataset, self.config.data)
-        self.collector = Collector(self.settings, self.budget, self.prompts)
+        record = self.run_folder.outcomes if self.settings.record == "auto" else self.settings.record
+        self.collector = Collector(self.settings, self.budget, self.prompts, record)
         self.replay_buffer.collector = self.collector
         self.replay_buffer.pad_token = self.tokenizer.pad_token_id or 0
         logger.info("allocation: %s", self.budget.describe())
@@ -227,6 +228,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         batch = super().step(metrics, timing_raw)
         # Before a save, so that a run resumed from it has the line of its step too.
         self.run_folder.add_ledger_line(self.collector.ledger_record)
+        self.run_folder.add_answers([answer.record(self.global_steps) for answer in self.collector.answers])
         self.stopped = self.stop_request.asked and self.global_steps < self.total_training_steps
         finished = self.collector.allocation.finished
         if self.stopped or finished:

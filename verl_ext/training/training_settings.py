@@ -41,8 +41,13 @@ class TrainingSettings(AllocationSettings):
     all_zero_steps: int | None = 3
     """Steps in a row without a right answer after which the run warns, with two sample answers; null never warns."""
 
-    record: str | None = None
-    """Folder that every outcome is recorded in (Parquet, a file a step, never the text); null records nothing."""
+    record: str | None = "auto"
+    """Folder that every outcome is recorded in (Parquet, a file a step, never the text); null records nothing; auto:
+    `outcomes` in the run's folder."""
+
+    answers: bool = True
+    """Keep two answers of each verdict (right, wrong, unscored) a step, with their prompts, in answers.jsonl of the
+    run's folder; of long ones the last 2,000 characters."""
 
     resume: Literal["strict", "fresh"] = "strict"
     """strict: a saved state that does not fit this run is an error; fresh: start the rules anew beside the weights."""

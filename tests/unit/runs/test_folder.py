@@ -45,6 +45,19 @@ def steps_in(path):
     return [line["step"] for line in lines(path)]
 
 
+def test_sample_answers_are_cut_back_too(tmp_path):
+    folder = recorded(tmp_path, 1, 2, 3)
+    for step in (1, 2, 3):
+        folder.add_answers([{"step": step, "answer": "é\n"}] * 2)
+    folder.add_answers([])
+    again = RunFolder(str(tmp_path), OmegaConf.create({"x": 1}))
+    again.begin(2)
+    again.add_answers([{"step": 3, "answer": "new"}])
+    assert steps_in(tmp_path / "answers.jsonl") == [1, 1, 2, 2, 3]
+    assert lines(tmp_path / "earlier-1" / "answers.jsonl") == [{"step": 3, "answer": "é\n"}] * 2
+    assert again.outcomes == str(tmp_path / "outcomes")
+
+
 def test_a_resume_cuts_both_files_back_and_puts_aside_what_came_after(tmp_path):
     recorded(tmp_path, 1, 2, 3)
     with open(tmp_path / "metrics.jsonl", "a") as file:

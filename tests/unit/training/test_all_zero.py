@@ -83,7 +83,8 @@ def test_a_reply_carries_the_rewards_own_word(scored, error):
 
 def test_samples_are_of_different_groups():
     counted = tally(reply("a", 0, True), reply("a", 1), reply("a", 2), reply("b", 5), reply("c", 0))
-    assert counted.wrong_sessions == [("a", 1), ("b", 5)]
+    assert [(one.uid, one.session) for one in counted.kept["wrong"]] == [("a", 1), ("b", 5)]
+    assert [(one.uid, one.session) for one in counted.kept["right"]] == [("a", 0)] and not counted.kept["unscored"]
 
 
 def test_the_message_shows_the_answers_end_on_one_line_and_is_bounded():
@@ -119,6 +120,7 @@ def collector(monkeypatch):
     monkeypatch.setattr(backend_module.tq, "kv_batch_get", kv_batch_get)
     collector = object.__new__(Collector)
     collector.all_zero, collector.no_gradient = AllZeroWatch(2), NoGradientWatch(2)
+    collector.settings = SimpleNamespace(answers=False)
     collector.backend = TransferQueueBackend(Prompts(), 1.0)
     collector.backend.manager = SimpleNamespace(generate_round=lambda groups, step, deadline: collector.replies)
 
@@ -146,6 +148,19 @@ def test_the_collector_warns_with_what_is_in_the_queue(collector, caplog):
     collector.step(3, [reply("a"), reply("b", correct=True)])
     collector.step(4, wrong)
     assert len(caplog.records) == 1
+
+
+def test_answers_of_each_verdict_are_kept_for_people(collector, monkeypatch):
+    collector.settings.answers = True
+    lost = reply("b", correct=None, error="deadline", answer=[*map(ord, "x" * 3000 + "no end")])
+    collector.step(1, [reply("a", correct=True), lost])
+    right, unscored = (answer.record(1) for answer in collector.answers)
+    assert right == {"step": 1, "verdict": "right", "prompt": "sum 0", "answer": "Answer 3", "truth": "'0'",
+                     "reward": "{'pred': '[INVALID]'}"}  # fmt: skip
+    assert (unscored["verdict"], unscored["reward"]) == ("unscored", "'deadline'")
+    assert len(unscored["answer"]) == 2000 and unscored["answer"].endswith("xxno end")
+    collector.step(2, [reply("a", correct=None, failed=True), reply("b", correct=None, failed=True)])
+    assert collector.answers == []
 
 
 def test_a_step_ends_also_where_no_sample_can_be_read(collector, caplog, monkeypatch):

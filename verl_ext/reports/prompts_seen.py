@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run saw of each prompt (offers, verdicts, when it was last seen, whether it is retired), by difficulty."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_ext.allocation.prompt_pool import prompt_key
+from verl_ext.allocation.state import StateError, load_state
+from verl_ext.reports.drawing import Chart, axis, bands, colours
+from verl_ext.reports.page import Cell, number, table, text
+from verl_ext.runs.checkpoints import checkpoints
+from verl_ext.runs.outcome_records import RecordError, read_record
+from verl_ext.runs.records import CONFIG, OUTCOMES, Run, read_config
+
+_DIFFICULTY = ("difficulty", "level")
+_MOST_CLASSES, _BINS = 8, 10
+_SEEN = "all prompts"
+
+
+@dataclass(frozen=True)
+class PromptsSeen:
+    """One entry a prompt in each array: first those that were sampled, then those that never were."""
+
+    offers: np.ndarray
+    """Steps that sampled it."""
+    right: np.ndarray
+    """Rollouts that were right."""
+    wrong: np.ndarray
+    """Rollouts that were wrong."""
+    unscored: np.ndarray
+    """Rollouts that were not scored, or failed."""
+    last_step: np.ndarray
+    """The last step that sampled it; 0: never."""
+    difficulty: np.ndarray
+    """Class of difficulty, as text; `all prompts` where the data set gives none."""
+    retired: np.ndarray | None
+    """Whether it was out at the last checkpoint; None: there is none, or it is of other prompts."""
+
+    @property
+    def success(self) -> np.ndarray:
+        """Right among the scored; NaN without one."""
+        scored = self.right + self.wrong
+        return np.divide(self.right, scored, out=np.full(len(scored), np.nan), where=scored > 0)
+
+
+def prompts_seen(run: Run) -> tuple[PromptsSeen | None, list[str]]:
+    """What the record, the data set and the last checkpoint say of the prompts; and what is missing, in sentences."""
+    config = read_config(run.folder / CONFIG)
+    record = (config.get("allocation") or {}).get("record")
+    path = run.folder / OUTCOMES if record in (None, "auto") else Path(record)
+    try:
+        outcomes = read_record(path)
+    except RecordError as error:
+        return None, [f"No view of the prompts: {error}. allocation.record=auto records them."]
+    outcomes = outcomes.set_column(0, "prompt", outcomes["prompt"].cast("string"))
+    seen = outcomes.group_by("prompt").aggregate(
+        [("correct", "sum"), ("correct", "count"), ("session", "count"), ("step", "count_distinct"), ("step", "max")]
+    )
+    rows = {key: i for i, key in enumerate(seen["prompt"].to_pylist())}
+    classes, missing = _data_set(config)
+    keys = list(classes) or list(rows)
+    order = np.array([rows.get(key, len(rows)) for key in [*rows, *(key for key in keys if key not in rows)]])
+
+    def column(name: str) -> np.ndarray:
+        return np.append(seen[name].fill_null(0).to_numpy(), 0)[order].astype(np.int64)
+
+    scored, right = column("correct_count"), column("correct_sum")
+    every = [*rows, *(key for key in keys if key not in rows)]
+    retired = _retired(run.folder, keys)
+    return PromptsSeen(
+        offers=column("step_count_distinct"),
+        right=right,
+        wrong=scored - right,
+        unscored=column("session_count") - scored,
+        last_step=column("step_max"),
+        difficulty=np.array(_binned([classes.get(key) for key in every])),
+        retired=None if retired is None else np.array([key in retired for key in every]),
+    ), missing
+
+
+def _data_set(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """By prompt's key, in the order of data.train_files, its difficulty or None; and what could not be read."""
+    import pyarrow.parquet as pq
+
+    data = config.get("data") or {}
+    files, name = data.get("train_files") or [], data.get("prompt_key", "prompt")
+    found: dict[str, Any] = {}
+    for path in [files] if isinstance(files, str) else files:
+        try:
+            names = pq.read_schema(os.path.expanduser(path)).names
+            wanted = [n for n in ("data_source", name, "reward_model", "extra_info") if n in names]
+            rows = pq.read_table(os.path.expanduser(path), columns=wanted).to_pylist()
+            for row in rows:
+                extra = row.get("extra_info") or {}
+                key = prompt_key(row.get("data_source", ""), row[name], (row.get("reward_model") or {}).get("ground_truth"))
+                found.setdefault(key, next((extra[n] for n in _DIFFICULTY if extra.get(n) is not None), None))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            return {}, [f"Without difficulty and prompts never sampled: data.train_files={path}: {error}."]
+    return found, [] if found else ["Without difficulty and prompts never sampled: no data.train_files are known."]
+
+
+def _binned(values: Sequence[Any]) -> list[str]:
+    """A class for each value, few in all: the values themselves, or ranges that hold about as many prompts each."""
+    given = [value for value in values if value is not None]
+    if not given:
+        return [_SEEN] * len(values)
+    if len(set(given)) > _MOST_CLASSES and all(isinstance(value, int | float) for value in given):
+        edges = np.unique(np.quantile(np.array(given, float), np.linspace(0, 1, 6)))
+        at = np.clip(np.searchsorted(edges, np.array([edges[0] if v is None else v for v in values], float), "right"),
+                     1, len(edges) - 1)  # fmt: skip
+        names = [f"{low:g} to {high:g}" for low, high in zip(edges, edges[1:], strict=False)]
+        return ["not given" if value is None else names[i - 1] for value, i in zip(values, at, strict=True)]
+    counts = {str(value): sum(str(other) == str(value) for other in given) for value in set(given)}
+    kept = sorted(counts, key=counts.get, reverse=True)[:_MOST_CLASSES]
+    return ["not given" if value is None else str(value) if str(value) in kept else "other" for value in values]
+
+
+def _retired(folder: Path, keys: Sequence[str]) -> set[str] | None:
+    """Keys of the prompts that were out at the last checkpoint."""
+    saved = checkpoints(folder)
+    if not saved:
+        return None
+    try:
+        pool = load_state(str(saved[max(saved)] / "allocation"))["allocation"]["pool"]
+        digest = hashlib.blake2b("".join(f"{key}\n" for key in keys).encode(), digest_size=16).hexdigest()
+        if pool["keys"] != digest:
+            return None
+        out = np.unpackbits(np.asarray(pool["retired"], np.uint8), count=len(keys))
+    except (StateError, OSError, KeyError, TypeError, ValueError):
+        return None
+    return {key for key, is_out in zip(keys, out, strict=True) if is_out}
