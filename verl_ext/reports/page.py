@@ -36,6 +36,7 @@ background:var(--card);padding:2px 12px;cursor:pointer}
 .chips button[aria-pressed=false]{opacity:.4;text-decoration:line-through}
 .dot{display:inline-block;width:.75em;height:.75em;border-radius:50%;margin-right:.45em;background:var(--light)}
 @media(prefers-color-scheme:dark){.dot{background:var(--dark)}}
+pre{margin:0;padding:12px 14px;font-size:.82rem;line-height:1.45}
 .scroll{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:8px}
 table{border-collapse:collapse;width:100%;font-size:.86rem}
 th,td{padding:7px 11px;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}

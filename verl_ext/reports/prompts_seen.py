@@ -100,7 +100,8 @@ def _data_set(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             rows = pq.read_table(os.path.expanduser(path), columns=wanted).to_pylist()
             for row in rows:
                 extra = row.get("extra_info") or {}
-                key = prompt_key(row.get("data_source", ""), row[name], (row.get("reward_model") or {}).get("ground_truth"))
+                truth = (row.get("reward_model") or {}).get("ground_truth")
+                key = prompt_key(row.get("data_source", ""), row[name], truth)
                 found.setdefault(key, next((extra[n] for n in _DIFFICULTY if extra.get(n) is not None), None))
         except (OSError, ValueError, TypeError, KeyError) as error:
             return {}, [f"Without difficulty and prompts never sampled: data.train_files={path}: {error}."]
@@ -137,3 +138,68 @@ def _retired(folder: Path, keys: Sequence[str]) -> set[str] | None:
     except (StateError, OSError, KeyError, TypeError, ValueError):
         return None
     return {key for key, is_out in zip(keys, out, strict=True) if is_out}
+
+
+def prompt_charts(seen: PromptsSeen) -> list[Chart]:
+    """Histograms of success, offers and the step last seen, stacked by difficulty."""
+    sampled = seen.offers > 0
+    last = int(seen.last_step.max(initial=1))
+    every = max(1, -(-int(seen.offers.max(initial=0)) // 20))
+    found = (
+        ("success", "Success of the prompts", "Right among the scored rollouts of a prompt, over the run.",
+         seen.success, np.linspace(0, 1, _BINS + 1), ~np.isnan(seen.success)),
+        ("offers", "How often prompts were sampled", "Steps that sampled a prompt; 0: never.",
+         seen.offers, np.arange(0, seen.offers.max(initial=0) + every + 1, every), np.ones(len(sampled), bool)),
+        ("last-seen", "When prompts were last seen", "Last step that sampled a prompt; those never sampled left out.",
+         seen.last_step, np.unique(np.linspace(1, last + 1, 21).round()), sampled),
+    )  # fmt: skip
+    unit = {"success": "success rate", "offers": "steps", "last-seen": "training step"}
+    order = colours(_classes(seen))
+    charts = []
+    for name, title, note, values, edges, kept in found:
+        rows = []
+        for each in order:
+            counts, _ = np.histogram(values[kept & (seen.difficulty == each)], edges)
+            rows += [{"name": each, "from": float(low), "to": float(high), "prompts": int(count)}
+                     for low, high, count in zip(edges, edges[1:], counts, strict=False) if count]  # fmt: skip
+        place = axis("from", unit[name]) | {"bin": "binned"}
+        spec = bands(rows, place, {"field": "prompts", "type": "quantitative"}, order)
+        spec["encoding"]["x2"] = {"field": "to"}
+        charts.append(Chart(name, title, note, spec))
+    return charts
+
+
+def _classes(seen: PromptsSeen) -> list[str]:
+    """Classes of difficulty, numbers in their order."""
+
+    def rank(name: str) -> tuple[int, float, str]:
+        first = name.split(" ")[0]
+        return (0, float(first), name) if first.replace(".", "", 1).lstrip("-").isdigit() else (1, 0.0, name)
+
+    return sorted(set(seen.difficulty.tolist()), key=rank)
+
+
+def difficulty_table(seen: PromptsSeen) -> str:
+    """One row a class of difficulty."""
+    head = ["difficulty", "prompts", "never sampled", "retired", "offers a prompt", "right", "wrong", "unscored",
+            "success", "always right", "never right", "last seen, median step"]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for name in _classes(seen):
+        of = seen.difficulty == name
+        sampled = of & (seen.offers > 0)
+        success = seen.success[sampled]
+        success = success[~np.isnan(success)]
+        scored = int((seen.right + seen.wrong)[of].sum())
+        rows.append([
+            text(name),
+            number(int(of.sum()), "{:,}"),
+            number(int((of & ~sampled).sum()), "{:,}"),
+            number(None if seen.retired is None else int(seen.retired[of].sum()), "{:,}", "not known"),
+            number(float(seen.offers[of].mean()), "{:.1f}"),
+            *(number(int(count[of].sum()), "{:,}") for count in (seen.right, seen.wrong, seen.unscored)),
+            number(int(seen.right[of].sum()) / scored if scored else None, "{:.3f}"),
+            number(int((success == 1).sum()), "{:,}"),
+            number(int((success == 0).sum()), "{:,}"),
+            number(float(np.median(seen.last_step[sampled])) if sampled.any() else None, "{:.0f}"),
+        ])  # fmt: skip
+    return table(head, rows, "prompts")

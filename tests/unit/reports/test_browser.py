@@ -7,8 +7,11 @@ import shutil
 import pytest
 
 from tests.browser import Browser
+from tests.unit.runs.run_folders import add_prompts
 from verl_ext.compare import build
 from verl_ext.reports.compared_runs import find
+from verl_ext.reports.run_page import run_page
+from verl_ext.runs.records import read_run
 
 pytestmark = pytest.mark.browser
 
@@ -91,6 +94,14 @@ def test_a_comparison_as_people_see_it(root, browser, tmp_path, monkeypatch):
     browser.evaluate("document.querySelector('.chips button[data-recipe=\"cpu/sara\"]').click()")
     browser.evaluate("new Promise(done => setTimeout(done, 500))")
     assert browser.evaluate(lines) == before - 4
+
+
+def test_a_run_as_people_see_it(run_folder, browser, tmp_path):
+    add_prompts(run_folder)
+    page = tmp_path / "run.html"
+    page.write_text(run_page(read_run(run_folder)))
+    for width, dark in LOOKS:
+        look(browser, page, width, dark, charts=7)
 
 
 def test_a_chart_is_saved(root, browser, tmp_path, monkeypatch):

@@ -4,11 +4,17 @@
 import json
 import math
 import random
+from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from verl_ext.allocation.groups import Fate, Outcome
 from verl_ext.allocation.ledger import Ledger
+from verl_ext.allocation.prompt_pool import PromptPool, prompt_key
+from verl_ext.allocation.state import save_state
+from verl_ext.runs.outcome_records import OutcomeRecorder
 
 
 def write_run(folder, steps=30, seed=0):
@@ -110,3 +116,44 @@ def write_compared_run(
     for name, rows in (("metrics.jsonl", metrics), ("ledger.jsonl", lines)):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def add_prompts(folder, prompts=60, steps=30):
+    """What a run records of its prompts: a data set by difficulty, outcomes, a checkpoint with the first one retired,
+    and answers; returns success by difficulty, from the outcomes."""
+    keys, rows = [], []
+    for i in range(prompts):
+        message = [{"role": "user", "content": f"What is {i}? " + "long " * 30}]
+        rows.append({"data_source": "sums", "prompt": message, "reward_model": {"ground_truth": str(i)},
+                     "extra_info": {"difficulty": i % 3, "index": i}})  # fmt: skip
+        keys.append(prompt_key("sums", message, str(i)))
+    data = folder / "train.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), data)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["data"] = {"train_files": [str(data)], "prompt_key": "prompt"}
+    config["allocation"] = {"record": "auto"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    pool, rng, right = PromptPool(keys), random.Random(0), {0: [], 1: [], 2: []}
+    recorder = OutcomeRecorder(folder / "outcomes", keys)
+    for step in range(1, steps + 1):
+        requests = [SimpleNamespace(group=SimpleNamespace(uid=f"g{row}", prompt=row))
+                    for row in rng.sample(range(prompts - 10), 8)]  # fmt: skip
+        outcomes = []
+        for request in requests:
+            row = request.group.prompt
+            for session in range(4):
+                correct = None if session == 3 and row == 0 else rng.random() < (0.9, 0.5, 0.1)[row % 3]
+                if correct is not None:
+                    right[row % 3].append(correct)
+                score = None if correct is None else float(correct)
+                outcomes.append(Outcome(request.group.uid, session, correct, score, 7, 3))
+        backend = SimpleNamespace(generate=lambda _, outcomes=outcomes: outcomes)
+        recorder.around(backend, step).generate(requests)
+        recorder.end_step()
+    pool.retire(0)
+    save_state(folder / "global_step_30" / "allocation", {"allocation": {"pool": pool.state_dict()}})
+    answers = [{"step": step, "verdict": verdict, "prompt": f"What is {step}?", "answer": "<b>so</b> " * 60 + verdict,
+                "truth": "'1'", "reward": "{'acc': 1}"}
+               for step in range(1, steps + 1) for verdict in ("right", "wrong", "unscored")]  # fmt: skip
+    (folder / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    return {level: sum(values) / len(values) for level, values in right.items()}
