@@ -14,7 +14,7 @@ from verl_ext.lab.summary import compare, curve_mean, draw, final, rollouts_to, 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
 TEXT = Path(__file__).with_name("evidence_text.md")
 BASELINE = "grpo_64x4"
-LEADING = ("grpo_64x4", "marginal_signal", "greso_sara", "greso_64x4", "cero", "mopps_64x4")
+LEADING = ("grpo_64x4", "expected_signal", "greso_64x4")
 SIZES = ("grpo_128x2", "grpo_64x4", "grpo", "grpo_16x16", "grpo_8x32", "grpo_4x64", "sara_8x32", "pilot_commit_8x32",
          "pods_16x32")  # fmt: skip
 
@@ -42,8 +42,8 @@ def regime_table(runs: Sequence[Run]) -> str:
     recipes = sorted({run["recipe"] for run in runs}, key=lambda name: -rows["final", name]["mean"])
     lines = [
         "| recipe | runs | final | against `grpo_64x4`, 95 % | curve mean | against `grpo_64x4`, 95 % | could have "
-        "seen (final) | rollouts to its final | tokens of its | rollouts an effective group | pool seen |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "seen (final) | rollouts to its final | tokens of its | rollouts an effective group | steps | pool seen |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     base = [run for run in runs if run["recipe"] == BASELINE]
     for name in recipes:
@@ -56,7 +56,7 @@ def regime_table(runs: Sequence[Run]) -> str:
         lines.append(
             f"| `{name}` | {end['n']} | {end['mean']:.3f} | {_difference(end)} | {mean['mean']:.3f} | "
             f"{_difference(mean)} | {could} | {share_of_rollouts(own, base)} | "
-            f"{tokens:.2f} | {per:.1f} | {seen:.2f} |"
+            f"{tokens:.2f} | {per:.1f} | {np.mean([run['steps'] for run in own]):.0f} | {seen:.2f} |"
         )
     return "\n".join(lines)
 
@@ -75,8 +75,16 @@ def share_of_rollouts(runs: Sequence[Run], base: Sequence[Run]) -> str:
     return "not reached" if reached is None else f"{reached / spent:.2f}"
 
 
-def overview(by_task: dict[str, list[Run]], value: Callable[[Run], float] = final) -> str:
-    """Recipes x regimes: what is missing to the best recipe of the regime, over the runs that all of them have."""
+def overview(
+    by_task: dict[str, list[Run]], value: Callable[[Run], float] = final, recipes: Sequence[str] | None = None
+) -> str:
+    """Recipes x regimes: what is missing to the best recipe of the regime, over the runs that all of them have.
+
+    Args:
+        recipes: those to compare; None: all.
+    """
+    if recipes is not None:
+        by_task = {task: [run for run in runs if run["recipe"] in recipes] for task, runs in by_task.items()}
     names = sorted({run["recipe"] for runs in by_task.values() for run in runs})
     common = [name for name in names if all(any(run["recipe"] == name for run in runs) for runs in by_task.values())]
     lines = ["| recipe | " + " | ".join(by_task) + " | worst |", "|---|" + "---|" * (len(by_task) + 1)]
@@ -113,7 +121,7 @@ def size_table(by_task: dict[str, list[Run]]) -> str:
 
 
 def tried_table(path: Path) -> str:
-    """What `marginal_signal` was before: variants x regimes, difference from the baseline in final and curve mean."""
+    """What was tried: variants x regimes, difference from the baseline in final and curve mean."""
     tried = json.loads(path.read_text())["tried"]
     regimes = list(dict.fromkeys((one["task"], one["hopeless"]) for one in tried))
     heads = [task if hopeless is None else f"{task} {hopeless:g}" for task, hopeless in regimes]
@@ -138,8 +146,9 @@ def write_page(folder: Path) -> Path:
     tables = "\n\n".join(f"### {name}\n\n{regime_table(own)}" for name, own in leading.items())
     page = TEXT.read_text()
     for place, table in (
-        ("OVERVIEW", overview(leading)),
-        ("OVERVIEW CURVE", overview(leading, curve_mean)),
+        ("OVERVIEW", overview(leading, recipes=LEADING)),
+        ("OVERVIEW CURVE", overview(leading, curve_mean, LEADING)),
+        ("OVERVIEW ALL", overview(leading)),
         ("REGIMES", tables),
         ("SIZES", size_table({name: by_task[name] for name in ("balanced", "sparse") if name in by_task})),
         ("TRIED", tried_table(folder.parent / "evidence_tried.json")),

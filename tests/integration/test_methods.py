@@ -46,7 +46,8 @@ def test_sara_dps_pods_runs_twenty_steps(tmp_path):
     assert all(run.step(step)["allocation/optimizer_steps"] == 2 for step in range(1, 21))
 
 
-@pytest.mark.parametrize("recipe", ["cero_sara", "mopps", "knapsack", "reinforce_ada", "hora", "vip", "dapo", "pods"])
+@pytest.mark.parametrize("recipe", ["cero_sara", "mopps", "knapsack", "reinforce_ada", "ar3po", "hora", "vip", "dapo",
+                                    "pods"])  # fmt: skip
 def test_recipe_runs(tmp_path, recipe):
     run = real_run(tmp_path, f"recipe=cpu/{recipe}", *QUICK, "trainer.total_training_steps=2")
     run.check_ledger()

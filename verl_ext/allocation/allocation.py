@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ..typed_settings import build
+from ..typed_settings import build, require
 from .compose import AllocationSettings, Async, Stop, check_rounds
 from .conclude import Collected, conclude
 from .context import StepContext
@@ -22,7 +22,6 @@ from .failures import Failures
 from .ledger import Ledger
 from .prompt_pool import PromptPool
 from .rounds import Backend, whole_rounds
-from .rule_settings import require
 from .state import check_keys, rng_for
 from .streaming import StreamingBackend, stream
 from .waiting import WaitingGroups
@@ -71,9 +70,9 @@ class Allocation:
         self.generating: int | None = None
         """Version of the weights that generate now, where they may lag behind those of the step; None: they do not."""
         self._idle = False  # the last step asked for nothing and trained on nothing
-        require(stop.groups is not None, "stop.groups", None, "an integer of 1 or more")
+        require(stop.groups is not None, "allocation.stop.groups", None, "an integer of 1 or more")
         least, budget = allocator.group_size, stop.budget(allocator.group_size)
-        require(budget >= least, "stop.rollouts", budget, f"at least group_size={least}")
+        require(budget >= least, "allocation.stop.rollouts", budget, f"at least group_size={least}")
         check_rounds(allocator, rounds, max_rounds, self.async_)
 
     @classmethod

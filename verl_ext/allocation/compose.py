@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from ..typed_settings import SettingError, attempt, is_whole, require_all
+from ..typed_settings import SettingError, attempt, is_whole, refused, require, require_all
 from .allocators import Allocator, Sara
 from .downsamplers import DownSampler
 from .registry import make_allocator, make_downsampler, make_selector
-from .rule_settings import refused, require
-from .selectors import Cero, Dps, Greso, Mopps, Selector
+from .selectors import Cero, Dps, ExpectedSignal, Greso, Mopps, Selector
 
 # They learn which prompts have right and wrong answers.
-_BY_OUTCOME = (Cero, Dps, Greso, Mopps)
+_BY_OUTCOME = (Cero, Dps, ExpectedSignal, Greso, Mopps)
 # What GRPO does.
 SHUFFLED, UNIFORM, NONE = {"name": "shuffled"}, {"name": "uniform"}, {"name": "none"}
 
@@ -162,7 +161,7 @@ def make_rules(selector: Any = SHUFFLED, allocator: Any = UNIFORM, downsampler: 
 
 def _make(kind: str, make: Any, given: Any) -> Any:
     if not isinstance(given, Mapping) or "name" not in given:
-        raise refused(kind, given, f"a rule's name and settings; choose one with allocation/{kind}=...")
+        raise refused(f"allocation.{kind}", given, f"a rule's name and settings; choose one with allocation/{kind}=...")
     return make(**given)
 
 
@@ -172,17 +171,17 @@ def check_rounds(allocator: Allocator, rounds: str, max_rounds: int, async_: Asy
     Raises:
         SettingError: ``rounds``, ``max_rounds`` or ``async.carry``, and what is accepted.
     """
-    require(rounds in ("barrier", "streaming"), "rounds", rounds, "barrier | streaming")
-    require(is_whole(max_rounds, 1), "max_rounds", max_rounds, "an integer of 1 or more")
+    require(rounds in ("barrier", "streaming"), "allocation.rounds", rounds, "barrier | streaming")
+    require(is_whole(max_rounds, 1), "allocation.max_rounds", max_rounds, "an integer of 1 or more")
     carry = 0.0 if async_ is None else async_.carry
     if carry:
         require(rounds == "streaming", "allocation.async.carry", carry, f"0 with allocation.rounds={rounds}")
         allocator.check_carry()
     elif rounds == "streaming" and (reason := allocator.needs_rounds) is not None:
-        raise refused("rounds", rounds, f"barrier with {_name(allocator)}: {reason}")
+        raise refused("allocation.rounds", rounds, f"barrier with {_name(allocator)}: {reason}")
     least = allocator.least_rounds
-    require(max_rounds >= least, "max_rounds", max_rounds, f"{least} or more with {_name(allocator)}, which asks again "
-            "after it has seen outcomes")  # fmt: skip
+    require(max_rounds >= least, "allocation.max_rounds", max_rounds, f"{least} or more with {_name(allocator)}, which "
+            "asks again after it has seen outcomes")  # fmt: skip
 
 
 def check_composition(selector: Any, allocator: Any, downsampler: Any) -> None:
@@ -206,14 +205,14 @@ def check_composition(selector: Any, allocator: Any, downsampler: Any) -> None:
         (downsampler, "downsampler", DownSampler),
     ):
         if not isinstance(part, base):
-            raise refused(f"{kind}.name", _name(part), f"a subclass of verl_ext.allocation.{base.__name__}")
+            raise refused(f"allocation.{kind}.name", _name(part), f"a subclass of verl_ext.allocation.{base.__name__}")
     keep, largest = downsampler.keep, allocator.largest_group
     if keep is not None and keep > largest:
         most = f"at most {largest}, the most rollouts that {_name(allocator)} trains on of a group"
-        raise refused("downsampler.keep", keep, most)
+        raise refused("allocation.downsampler.keep", keep, most)
     if isinstance(allocator, Sara) and allocator.settings.effective == "spread" and isinstance(selector, _BY_OUTCOME):
         raise refused(
-            "allocator.effective", "spread",
+            "allocation.allocator.effective", "spread",
             f"outcome with the selector {_name(selector)}, which learns from right and wrong answers and would avoid "
             "prompts whose scores differ but which are never right; or spread with allocation/selector=shuffled",
         )  # fmt: skip
@@ -221,9 +220,9 @@ def check_composition(selector: Any, allocator: Any, downsampler: Any) -> None:
         least = selector.settings.rounds * allocator.group_size
         if selector.settings.budget < least:
             raise refused(
-                "selector.budget", selector.settings.budget,
+                "allocation.selector.budget", selector.settings.budget,
                 f"{least} or more: one group of allocator.group_size={allocator.group_size} in each of "
-                f"selector.rounds={selector.settings.rounds}",
+                f"allocation.selector.rounds={selector.settings.rounds}",
             )  # fmt: skip
 
 

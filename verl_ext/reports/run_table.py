@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verl_ext.reports.advice import advice, beginning
 from verl_ext.runs.ledger_check import ledger_faults, malformed
 from verl_ext.runs.records import Run
 
@@ -26,8 +27,8 @@ PHASES = (
 
 
 def table(run: Run) -> str:
-    """The run in figures: steps, rollouts, held-out accuracy, time by phase, fates, and whether the ledger adds up."""
-    parts = [_summary(run), _times(run), _fates(run), _verdict(run)]
+    """The run in figures: steps, rollouts, accuracy, time by phase, fates, what to try, whether the ledger adds up."""
+    parts = [_summary(run), _times(run), _fates(run), _advice(run), _verdict(run)]
     rule = "-" * _WIDTH
     return f"\n{rule}\n".join(["", *[part for part in parts if part], ""]).strip("\n")
 
@@ -105,6 +106,13 @@ def _fates(run: Run) -> str:
             rows.append(row(name, last[key], last[f"{key}_tokens"]))
     rows.append(row("issued", issued, tokens))
     return _columns(("fate", "rollouts", "per cent", "tokens"), rows)
+
+
+def _advice(run: Run) -> str:
+    seen = beginning(run)
+    found = advice(seen) if seen else []
+    head = "what the first steps suggest, by docs/evidence.md (on toy tasks)"
+    return "\n".join([head, *(f"- {line}" for line in found)]) if found else ""
 
 
 def _verdict(run: Run) -> str:

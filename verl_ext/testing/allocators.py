@@ -8,9 +8,9 @@ import numpy as np
 
 from verl_ext.allocation.allocators.allocator import Allocator
 from verl_ext.allocation.groups import Outcome
-from verl_ext.allocation.rule_settings import SettingError
 from verl_ext.allocation.selectors.selector import SelectorSettings
 from verl_ext.allocation.selectors.shuffled import Shuffled
+from verl_ext.typed_settings import SettingError
 
 from .common import DATA, check_broken_step, check_fresh, check_repeats_and_resumes, check_strict, rates_of
 from .trial import Trial, decisions, explained

@@ -30,7 +30,6 @@ ALLOCATORS = {
     "knapsack": {"most": 2 * SIZE, "history_min": 3},
     "reinforce_ada": {"chunk": 2},
     "hora": {},
-    "marginal_signal": {},
     "vip": {},
 }
 # Other settings that change how the parts meet.

@@ -14,7 +14,8 @@ from verl_ext.lab.lab_run import allocation_settings
 def made(recipe, end, policy=1, seed=0, task="balanced", hopeless=None, rollouts=1600, start=0.4):
     curve = [[rollouts * i // 16, start + (end - start) * i / 16] for i in range(17)]
     return {"recipe": recipe, "task": task, "hopeless": hopeless, "policy": policy, "seed": seed, "rollouts": rollouts,
-            "tokens": 3 * rollouts, "effective_groups": 100, "distinct_share": 1.0, "curve": curve}  # fmt: skip
+            "tokens": 3 * rollouts, "steps": 64, "effective_groups": 100, "distinct_share": 1.0,
+            "curve": curve}  # fmt: skip
 
 
 def test_every_run_of_the_plan_can_be_made_and_is_there_once():
@@ -59,7 +60,7 @@ def test_a_regimes_table_marks_what_is_separated():
 
 @pytest.fixture()
 def folder(tmp_path, monkeypatch):
-    runs = [made(name, 0.6, seed=s, policy=1) for name in ("grpo_64x4", "marginal_signal") for s in range(2)]
+    runs = [made(name, 0.6, seed=s, policy=1) for name in ("grpo_64x4", "expected_signal") for s in range(2)]
     results = tmp_path / "evidence"
     results.mkdir()
     (results / "balanced.json").write_text(json.dumps({"runs": runs}))

@@ -30,7 +30,7 @@ def test_every_family_has_the_plain_recipe():
 def test_every_rule_fits_into_every_family(family, swap):
     kind, rule = swap.removeprefix("allocation/").split("=")
     settings, budget = check_config(config_with(f"recipe={family}/grpo", swap))
-    assert getattr(settings, kind)["name"] == {"speed_rl": "pilot_commit"}.get(rule, rule)
+    assert getattr(settings, kind)["name"] == {"speed_rl": "pilot_commit", "ar3po": "reinforce_ada"}.get(rule, rule)
     assert budget.rollouts >= budget.prompts
 
 

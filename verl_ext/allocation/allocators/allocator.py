@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...typed_settings import refused, require
 from ..groups import Group, Outcome, Request, Verdict
 from ..metric import Metric
-from ..rule_settings import refused, require
 from ..state import check_keys
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ class AllocatorSettings:
     it is saturated, its deviation and its advantages are exactly 0, and no near tie is blown up to full size."""
 
     def __post_init__(self) -> None:
-        require(self.group_size >= 2, "allocator.group_size", self.group_size, "an integer of 2 or more")
-        require(0 <= self.tolerance < float("inf"), "allocator.tolerance", self.tolerance, "a number of 0 or more")
+        require(self.group_size >= 2, "allocation.allocator.group_size", self.group_size, "an integer of 2 or more")
+        require(0 <= self.tolerance < float("inf"), "allocation.allocator.tolerance", self.tolerance,
+                "a number of 0 or more")  # fmt: skip
 
     def resolve(self, name: str, value: Any) -> None:
         """Give a setting that is ``auto`` its value: sizes follow ``group_size``, so that a rule fits any recipe."""

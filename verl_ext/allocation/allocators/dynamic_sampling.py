@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...typed_settings import refused, require
 from ..groups import Fate, Group, Outcome, Request, Verdict
 from ..metric import WAITING, Metric
 from ..posterior import effective_probability
 from ..registry import register_allocator
-from ..rule_settings import refused, require
 from ..state import check_keys
 from ..waiting import WaitingGroups
 from .allocator import Allocator, AllocatorSettings
@@ -36,9 +36,10 @@ class DynamicSamplingSettings(AllocatorSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         multiple = self.gen_multiple
-        require(isinstance(multiple, str) or multiple > 0, "allocator.gen_multiple", multiple,
+        require(isinstance(multiple, str) or multiple > 0, "allocation.allocator.gen_multiple", multiple,
                 "a number above 0, auto, or greso")  # fmt: skip
-        require(self.max_staleness >= 0, "allocator.max_staleness", self.max_staleness, "an integer of 0 or more")
+        require(self.max_staleness >= 0, "allocation.allocator.max_staleness", self.max_staleness,
+                "an integer of 0 or more")  # fmt: skip
 
 
 @register_allocator("dynamic_sampling")

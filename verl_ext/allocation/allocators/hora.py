@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import betaln
 
+from ...typed_settings import require
 from ..groups import Group, Request, Verdict
 from ..metric import SIZES, Metric
 from ..registry import register_allocator
-from ..rule_settings import require
 from .allocator import Allocator, AllocatorSettings
 from .greedy import largest_gains
 
@@ -41,13 +41,13 @@ class HoraSettings(AllocatorSettings):
         super().__post_init__()
         self.resolve("pilot", max(1, self.group_size // 4))
         self.resolve("most", 4 * self.group_size)
-        require(1 <= self.pilot <= self.group_size, "allocator.pilot", self.pilot,
+        require(1 <= self.pilot <= self.group_size, "allocation.allocator.pilot", self.pilot,
                 f"auto, or an integer in [1, group_size={self.group_size}]")  # fmt: skip
-        require(self.most >= self.group_size, "allocator.most", self.most,
+        require(self.most >= self.group_size, "allocation.allocator.most", self.most,
                 f"auto, or an integer of group_size={self.group_size} or more")  # fmt: skip
         for name in ("alpha", "beta"):
             value = getattr(self, name)
-            require(0 < value < float("inf"), f"allocator.{name}", value, "a finite number above 0")
+            require(0 < value < float("inf"), f"allocation.allocator.{name}", value, "a finite number above 0")
 
 
 @register_allocator("hora")
@@ -70,10 +70,6 @@ class Hora(Allocator):
     @property
     def needs_rounds(self) -> str | None:
         return "what is left after the pilots is divided over all prompts at once"
-
-    def begin_step(self, ctx) -> None:
-        require(ctx.max_rounds >= self.least_rounds, "max_rounds", ctx.max_rounds,
-                "2 or more with hora: pilots, then the rest")  # fmt: skip
 
     def ask(self, ctx) -> list[Request]:
         settings = self.settings

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from ..groups import Group, Request, Verdict
+from ...typed_settings import require
+from ..groups import Group
 from ..metric import SIZES, Metric
 from ..registry import register_allocator
-from ..rule_settings import require
-from ..state import check_keys
-from .allocator import Allocator, AllocatorSettings
+from .allocator import AllocatorSettings
+from .divided import Divided
 from .greedy import largest_gains
 
 _MEMORY = 62  # most outcomes that the latest of a prompt can be: bits of a mask
@@ -58,82 +57,48 @@ class KnapsackSettings(AllocatorSettings):
         self.resolve("positive", self.least)
         for name in ("least", "negative", "positive"):
             value = getattr(self, name)
-            require(1 <= value <= self.group_size, f"allocator.{name}", value,
+            require(1 <= value <= self.group_size, f"allocation.allocator.{name}", value,
                     f"an integer in [1, group_size={self.group_size}]")  # fmt: skip
-        require(self.most >= self.group_size, "allocator.most", self.most,
+        require(self.most >= self.group_size, "allocation.allocator.most", self.most,
                 f"auto, or an integer of group_size={self.group_size} or more")  # fmt: skip
-        require(1 <= self.history <= _MEMORY, "allocator.history", self.history, f"an integer in [1, {_MEMORY}]")
-        require(self.history_min >= 1, "allocator.history_min", self.history_min, "an integer of 1 or more")
-        require(0 < self.confidence < 1, "allocator.confidence", self.confidence, "a number in (0, 1)")
+        require(1 <= self.history <= _MEMORY, "allocation.allocator.history", self.history,
+                f"an integer in [1, {_MEMORY}]")  # fmt: skip
+        require(self.history_min >= 1, "allocation.allocator.history_min", self.history_min, "an integer of 1 or more")
+        require(0 < self.confidence < 1, "allocation.allocator.confidence", self.confidence, "a number in (0, 1)")
 
 
 @register_allocator("knapsack")
-class Knapsack(Allocator):
+class Knapsack(Divided):
     """One round; every group is trained on. Success rates come from earlier visits of the prompts, all outcomes."""
 
     Settings = KnapsackSettings
-
-    def __init__(self, settings: KnapsackSettings) -> None:
-        super().__init__(settings)
-        # By prompt: the latest outcomes as bits; scored rollouts of all visits; right ones and all of the last visit.
-        self._seen: dict[int, tuple[int, int, int, int]] = {}
+    number = int
+    numbers = 4  # the latest outcomes as bits; scored rollouts of all visits; right ones and all of the last visit
 
     @property
-    def largest_group(self) -> int:
-        return self.settings.most
+    def fewest(self) -> int:
+        return min(self.settings.least, self.settings.negative, self.settings.positive)
 
-    @property
-    def needs_rounds(self) -> None:
-        return None  # everything is asked for at once
-
-    def ask(self, ctx) -> list[Request]:
-        if ctx.round > 1:
-            return []
+    def divide(self, prompts: list[int], total: int, rng: np.random.Generator) -> np.ndarray:
         settings = self.settings
-        fewest = min(settings.least, settings.negative, settings.positive)
-        groups = ctx.admit(min(ctx.target_groups, ctx.budget_left // fewest))
-        if not groups:
-            return []
-        total = min(ctx.budget_left, len(groups) * self.group_size)
-        rates = np.array([self._success_rate(group.prompt) for group in groups])
-        sizes = knapsack_allocation(
-            rates, total, settings.least, settings.most, self.group_size, settings.confidence, ctx.rng,
+        rates = np.array([self._success_rate(prompt) for prompt in prompts])
+        self._numbers = {"known_share": float(np.isfinite(rates).mean())}
+        return knapsack_allocation(
+            rates, total, settings.least, settings.most, self.group_size, settings.confidence, rng,
             negative=settings.negative, positive=settings.positive, cost=settings.cost, fallback=settings.fallback,
         )  # fmt: skip
-        self._numbers = {
-            "known_share": float(np.isfinite(rates).mean()),
-            "largest_group": float(sizes.max()),
-            "smallest_group": float(sizes.min()),
-        }
-        return [ctx.request(group, n) for group, n in zip(groups, sizes.tolist(), strict=True)]
 
-    def finish(self, ctx) -> list[Group]:
-        mask = (1 << self.settings.history) - 1
-        for group in ctx.groups:
-            group.verdict = Verdict.COMMIT
-            if not group.trials:
-                continue
-            bits, n, *_ = self._seen.get(group.prompt, (0, 0))
-            for outcome in group.outcomes:
-                if outcome.correct is not None:
-                    bits = (bits << 1 | outcome.correct) & mask
-            self._seen[group.prompt] = bits, n + group.trials, group.successes, group.trials
-        return list(ctx.groups)
+    def learn(self, group: Group) -> None:
+        bits, n, *_ = self._seen.get(group.prompt, (0, 0))
+        for outcome in group.outcomes:
+            if outcome.correct is not None:
+                bits = (bits << 1 | outcome.correct) & (1 << self.settings.history) - 1
+        self._seen[group.prompt] = bits, n + group.trials, group.successes, group.trials
 
     METRICS = {
         "known_share": Metric("the step's prompts with a success rate from earlier", "share", "0 in the first epoch"),
         **SIZES,
     }
-
-    def state_dict(self) -> dict[str, Any]:
-        """40 bytes a prompt seen."""
-        numbers = np.array(list(self._seen.values()), np.int64).reshape(-1, 4)
-        return {"prompts": np.array(list(self._seen), np.int64), "numbers": numbers}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("knapsack", state, ("prompts", "numbers"))
-        prompts, numbers = np.asarray(state["prompts"]).tolist(), np.asarray(state["numbers"]).tolist()
-        self._seen = {prompt: tuple(row) for prompt, row in zip(prompts, numbers, strict=True)}
 
     def _success_rate(self, prompt: int) -> float:
         """NaN: unknown."""

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...typed_settings import require
 from ..downsamplers import max_variance_subset
 from ..groups import Fate, Group, Outcome, Request, Verdict
 from ..metric import WAITING, Metric
 from ..registry import register_allocator
-from ..rule_settings import require
 from ..state import check_keys
 from ..waiting import WaitingGroups
 from .allocator import Allocator, AllocatorSettings
@@ -83,27 +83,30 @@ class PilotCommitSettings(AllocatorSettings):
         super().__post_init__()
         self.resolve("n_pilot", min(max(2, self.group_size // 4), self.group_size - 1))
         self.resolve("retire_after", 1 if self.n_pilot >= 16 else 2)
-        require(1 <= self.n_pilot < self.group_size, "allocator.n_pilot", self.n_pilot,
+        require(1 <= self.n_pilot < self.group_size, "allocation.allocator.n_pilot", self.n_pilot,
                 f"auto, or an integer in [1, {self.group_size - 1}], below group_size={self.group_size}")  # fmt: skip
-        require(self.n_commit in (None, self.group_size - self.n_pilot), "allocator.n_commit", self.n_commit,
+        require(self.n_commit in (None, self.group_size - self.n_pilot), "allocation.allocator.n_commit", self.n_commit,
                 f"null or {self.group_size - self.n_pilot}: n_pilot={self.n_pilot} + n_commit must be "
                 f"group_size={self.group_size}")  # fmt: skip
-        require(0 <= self.p_lower <= 1, "allocator.p_lower", self.p_lower, "a number in [0, 1]")
-        require(self.p_lower <= self.p_upper <= 1, "allocator.p_upper", self.p_upper,
+        require(0 <= self.p_lower <= 1, "allocation.allocator.p_lower", self.p_lower, "a number in [0, 1]")
+        require(self.p_lower <= self.p_upper <= 1, "allocation.allocator.p_upper", self.p_upper,
                 f"a number in [p_lower={self.p_lower}, 1]")  # fmt: skip
         require(any(self.in_band(count, self.n_pilot) for count in range(self.n_pilot + 1)),
-                "allocator.p_lower", self.p_lower, f"a band up to p_upper={self.p_upper} with a multiple of "
+                "allocation.allocator.p_lower", self.p_lower, f"a band up to p_upper={self.p_upper} with a multiple of "
                 f"1 / n_pilot={self.n_pilot} in it")  # fmt: skip
-        require(self.p_solve is None or self.p_upper < self.p_solve <= 1, "allocator.p_solve", self.p_solve,
+        require(self.p_solve is None or self.p_upper < self.p_solve <= 1, "allocation.allocator.p_solve", self.p_solve,
                 f"null, or a number in (p_upper={self.p_upper}, 1]")  # fmt: skip
-        require(self.retire_after >= 1, "allocator.retire_after", self.retire_after, "an integer of 1 or more")
-        require(0 < self.gen_multiple <= 1000, "allocator.gen_multiple", self.gen_multiple, "a number in (0, 1000]")
+        require(self.retire_after >= 1, "allocation.allocator.retire_after", self.retire_after,
+                "an integer of 1 or more")  # fmt: skip
+        require(0 < self.gen_multiple <= 1000, "allocation.allocator.gen_multiple", self.gen_multiple,
+                "a number in (0, 1000]")  # fmt: skip
         least = "1 or more with binding=true, whose pilots wait for a step" if self.binding else "0 or more"
-        require(self.max_staleness >= self.binding, "allocator.max_staleness", self.max_staleness,
+        require(self.max_staleness >= self.binding, "allocation.allocator.max_staleness", self.max_staleness,
                 f"an integer of {least}")  # fmt: skip
-        require(self.n_pilot_kept is None or 1 <= self.n_pilot_kept <= self.n_pilot, "allocator.n_pilot_kept",
+        require(self.n_pilot_kept is None or 1 <= self.n_pilot_kept <= self.n_pilot,
+                "allocation.allocator.n_pilot_kept",
                 self.n_pilot_kept, f"null or an integer in [1, n_pilot={self.n_pilot}]")  # fmt: skip
-        require(self.buffer_size is None or self.buffer_size >= 1, "allocator.buffer_size", self.buffer_size,
+        require(self.buffer_size is None or self.buffer_size >= 1, "allocation.allocator.buffer_size", self.buffer_size,
                 "null or an integer of 1 or more")  # fmt: skip
 
     @property
@@ -166,8 +169,6 @@ class PilotCommit(Allocator):
         return self.settings.readmit
 
     def begin_step(self, ctx) -> None:
-        require(ctx.max_rounds >= self.least_rounds, "max_rounds", ctx.max_rounds,
-                "2 or more with pilot_commit: pilots, then commits")  # fmt: skip
         self._buffer = self._waiting.resume(ctx)  # qualified pilots, oldest first
         if ctx.carry:
             self._buffer = [group for group in ctx.live if group.verdict is Verdict.CONTINUE and not group.pending]

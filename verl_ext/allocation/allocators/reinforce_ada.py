@@ -1,6 +1,8 @@
 """Reinforce-Ada (the sequential form): rounds of rollouts for each prompt until it has enough of both outcomes.
 
-"Reinforce-Ada: An Adaptive Sampling Framework for Reinforce-Style LLM Training", arXiv 2510.04996.
+"Reinforce-Ada: An Adaptive Sampling Framework for Reinforce-Style LLM Training", arXiv 2510.04996. With
+``leave: positive`` and no down-sampler it is the adaptive rollout of AR3PO, arXiv 2509.25808, without its reuse of
+right answers of earlier steps.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ...typed_settings import require
 from ..groups import Group, Outcome, Request, Verdict
 from ..metric import Metric
 from ..registry import register_allocator
-from ..rule_settings import require
 from .allocator import Allocator, AllocatorSettings
 
 
@@ -43,9 +45,9 @@ class ReinforceAdaSettings(AllocatorSettings):
         super().__post_init__()
         self.resolve("chunk", max(1, self.group_size // 4))
         self.resolve("wanted", min(4, self.group_size))
-        require(1 <= self.chunk <= self.group_size, "allocator.chunk", self.chunk,
+        require(1 <= self.chunk <= self.group_size, "allocation.allocator.chunk", self.chunk,
                 f"an integer in [1, group_size={self.group_size}]")  # fmt: skip
-        require(2 <= self.wanted <= self.group_size, "allocator.wanted", self.wanted,
+        require(2 <= self.wanted <= self.group_size, "allocation.allocator.wanted", self.wanted,
                 f"an integer in [2, group_size={self.group_size}]")  # fmt: skip
 
 

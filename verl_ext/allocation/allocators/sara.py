@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...typed_settings import require
 from ..groups import Fate, Group, Outcome, Request, Verdict
 from ..metric import WAITING, Metric
 from ..registry import register_allocator
-from ..rule_settings import require
 from ..state import check_keys
 from ..waiting import WaitingGroups
 from .allocator import Allocator, AllocatorSettings
@@ -88,25 +88,31 @@ class SaraSettings(AllocatorSettings):
         self.resolve("probe", min(4, self.group_size) if self.tau_low is None else None)
         for name in ("alpha", "beta", "concentration"):
             value = getattr(self, name)
-            require(0 < value < float("inf"), f"allocator.{name}", value, "a finite number above 0")
-        require(not self.carry_prior or self.effective == "outcome", "allocator.carry_prior", self.carry_prior,
+            require(0 < value < float("inf"), f"allocation.allocator.{name}", value, "a finite number above 0")
+        require(not self.carry_prior or self.effective == "outcome", "allocation.allocator.carry_prior",
+                self.carry_prior,
                 "false with effective=spread: the carried prior is over right and wrong outcomes")  # fmt: skip
-        require(0 < self.discount <= 0.8, "allocator.discount", self.discount, "a number in (0, 0.8]")
-        require(self.levels >= 2, "allocator.levels", self.levels, "an integer of 2 or more")
-        require(self.score_low < self.score_high, "allocator.score_high", self.score_high,
+        require(0 < self.discount <= 0.8, "allocation.allocator.discount", self.discount, "a number in (0, 0.8]")
+        require(self.levels >= 2, "allocation.allocator.levels", self.levels, "an integer of 2 or more")
+        require(self.score_low < self.score_high, "allocation.allocator.score_high", self.score_high,
                 f"a number above score_low={self.score_low}")  # fmt: skip
-        require(self.effective == "outcome" or self.tolerance < self.score_high - self.score_low, "allocator.tolerance",
+        require(self.effective == "outcome" or self.tolerance < self.score_high - self.score_low,
+                "allocation.allocator.tolerance",
                 self.tolerance, f"less than score_high - score_low={self.score_high - self.score_low}")  # fmt: skip
         make_judge(self)  # checks probe and tau_low
-        require(self.chunk is None or self.chunk >= 1, "allocator.chunk", self.chunk, "null or an integer of 1 or more")
+        require(self.chunk is None or self.chunk >= 1, "allocation.allocator.chunk", self.chunk,
+                "null or an integer of 1 or more")  # fmt: skip
         window = self.window
-        require(window == "adaptive" or window >= 1, "allocator.window", window, "adaptive, or an integer of 1 or more")
-        require(-1 < self.margin <= 10, "allocator.margin", self.margin, "a number in (-1, 10]")
-        require(self.max_staleness >= 0, "allocator.max_staleness", self.max_staleness, "an integer of 0 or more")
-        require(0 <= self.reserve < float("inf"), "allocator.reserve", self.reserve, "a number of 0 or more")
-        require(0 <= self.audit_fraction <= 1, "allocator.audit_fraction", self.audit_fraction, "a number in [0, 1]")
-        require(1 <= self.growth <= 10, "allocator.growth", self.growth, "a number in [1, 10]")
-        require(0 < self.cap <= 1000, "allocator.cap", self.cap, "a number in (0, 1000]")
+        require(window == "adaptive" or window >= 1, "allocation.allocator.window", window,
+                "adaptive, or an integer of 1 or more")  # fmt: skip
+        require(-1 < self.margin <= 10, "allocation.allocator.margin", self.margin, "a number in (-1, 10]")
+        require(self.max_staleness >= 0, "allocation.allocator.max_staleness", self.max_staleness,
+                "an integer of 0 or more")  # fmt: skip
+        require(0 <= self.reserve < float("inf"), "allocation.allocator.reserve", self.reserve, "a number of 0 or more")
+        require(0 <= self.audit_fraction <= 1, "allocation.allocator.audit_fraction", self.audit_fraction,
+                "a number in [0, 1]")  # fmt: skip
+        require(1 <= self.growth <= 10, "allocation.allocator.growth", self.growth, "a number in [1, 10]")
+        require(0 < self.cap <= 1000, "allocation.allocator.cap", self.cap, "a number in (0, 1000]")
 
 
 @register_allocator("sara")
@@ -159,10 +165,6 @@ class Sara(Allocator):
         return [group for group in full if not self._top_up or group.requested == self.group_size]
 
     def begin_step(self, ctx) -> None:
-        require(
-            ctx.max_rounds >= self.least_rounds,
-            "max_rounds", ctx.max_rounds, "2 or more with allocation.allocator.commit=top_up: a probe, then its top-up",
-        )  # fmt: skip
         self._rate.begin_step()
         self._audit.begin_step()
         self._carried = len(self._waiting.resume(ctx))  # committed already: first in ctx.groups

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from ...typed_settings import refused, require
 from ..groups import Group
 from ..posterior import abandonment_point, effective_probability, spread_probability
-from ..rule_settings import refused, require
 from ..state import check_keys
 
 CONTINUE, COMMIT, ABANDON = 0, 1, 2
@@ -96,13 +96,13 @@ def sara_rule(
         if min(points) < 2:
             most = min(effective_probability(s, 1, group_size, alpha, beta) for s in (0, 1))
             raise refused(
-                "allocator.tau_low", tau_low,
+                "allocation.allocator.tau_low", tau_low,
                 f"a number in (0, {most:.6g}]: above that, group_size={group_size}, alpha={alpha}, beta={beta} abandon "
                 "prompts after one rollout",
             )  # fmt: skip
         if probe is not None and points != (probe, probe):
             raise refused(
-                "allocator.tau_low", tau_low,
+                "allocation.allocator.tau_low", tau_low,
                 f"null beside probe={probe}, or one that agrees with it: this one means a probe of {points[0]} after "
                 f"failures and {points[1]} after successes; set allocation.allocator.probe=auto to use it",
             )  # fmt: skip
@@ -131,11 +131,13 @@ def thresholds(
         SettingError: neither is given, or one is out of range.
     """
     if probe is None and tau_low is None:
-        raise refused("allocator.probe", None, f"an integer in [2, {group_size}], or allocator.tau_low instead")
+        raise refused("allocation.allocator.probe", None,
+                f"an integer in [2, {group_size}], or allocator.tau_low instead")  # fmt: skip
     if probe is not None:
-        require(2 <= probe <= group_size, "allocator.probe", probe, f"an integer in [2, group_size={group_size}]")
+        require(2 <= probe <= group_size, "allocation.allocator.probe", probe,
+                f"an integer in [2, group_size={group_size}]")  # fmt: skip
     if tau_low is not None:
-        require(0 < tau_low < 1, "allocator.tau_low", tau_low, "null, or a number in (0, 1)")
+        require(0 < tau_low < 1, "allocation.allocator.tau_low", tau_low, "null, or a number in (0, 1)")
         return tau_low, tau_low
     n = np.array([probe - 1, probe])
     failed, passed = (float(np.mean(effective_probability(s, n, group_size, alpha, beta))) for s in (0 * n, n))
@@ -314,17 +316,17 @@ class SpreadJudge(OutcomeJudge):
         self._each = settings.concentration / settings.levels
         size, probe, tau = settings.group_size, settings.probe, settings.tau_low
         if (probe is None) == (tau is None):
-            raise refused("allocator.probe", probe, "with effective=spread, one of probe and tau_low")
+            raise refused("allocation.allocator.probe", probe, "with effective=spread, one of probe and tau_low")
         if probe is not None:
-            require(2 <= probe <= size, "allocator.probe", probe, f"an integer in [2, group_size={size}]")
+            require(2 <= probe <= size, "allocation.allocator.probe", probe, f"an integer in [2, group_size={size}]")
             self._first = self.longest = probe
         else:
-            require(0 < tau < 1, "allocator.tau_low", tau, "null, or a number in (0, 1)")
+            require(0 < tau < 1, "allocation.allocator.tau_low", tau, "null, or a number in (0, 1)")
             counts = np.arange(1, size + 1)[:, None, None] * np.eye(settings.levels, dtype=np.int64)  # [n, level, :]
             pure = np.asarray(self._probability(counts, size))
             if pure[0].min() < tau:
                 raise refused(
-                    "allocator.tau_low", tau,
+                    "allocation.allocator.tau_low", tau,
                     f"a number in (0, {pure[0].min():.6g}]: above that, some prompts are abandoned after one rollout",
                 )  # fmt: skip
             self._first, self.longest = int((pure < tau).any(axis=1).argmax()) + 1, size

@@ -6,18 +6,17 @@ predicts success rates by a Gaussian process over embeddings of the prompts; her
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from ..groups import Group, Request, Verdict
+from ...typed_settings import require
+from ..groups import Group
 from ..metric import SIZES, Metric
 from ..registry import register_allocator
-from ..rule_settings import require
-from ..state import check_keys
-from .allocator import Allocator, AllocatorSettings
+from .allocator import AllocatorSettings
+from .divided import Divided
 from .greedy import largest_gains
 
 
@@ -48,18 +47,18 @@ class VipSettings(AllocatorSettings):
         self.resolve("least", min(3, self.group_size))
         self.resolve("most", 4 * self.group_size)
         first = 2 if self.estimator == "rloo" or self.group_size == 2 else 3
-        require(first <= self.least <= self.group_size, "allocator.least", self.least,
+        require(first <= self.least <= self.group_size, "allocation.allocator.least", self.least,
                 f"auto, or an integer in [{first}, group_size={self.group_size}] with {self.estimator}")  # fmt: skip
-        require(self.most >= self.group_size, "allocator.most", self.most,
+        require(self.most >= self.group_size, "allocation.allocator.most", self.most,
                 f"auto, or an integer of group_size={self.group_size} or more")  # fmt: skip
-        require(0 <= self.forget <= 1, "allocator.forget", self.forget, "a number in [0, 1]")
+        require(0 <= self.forget <= 1, "allocation.allocator.forget", self.forget, "a number in [0, 1]")
         for name in ("alpha", "beta"):
             value = getattr(self, name)
-            require(0 < value < float("inf"), f"allocator.{name}", value, "a finite number above 0")
+            require(0 < value < float("inf"), f"allocation.allocator.{name}", value, "a finite number above 0")
 
 
 @register_allocator("vip")
-class Vip(Allocator):
+class Vip(Divided):
     """One round; every group is trained on.
 
     A prompt's success rate is predicted by the mean of its posterior, (alpha + S) / (alpha + beta + N), with
@@ -67,47 +66,25 @@ class Vip(Allocator):
     """
 
     Settings = VipSettings
+    numbers = 2  # discounted successes and trials
 
-    def __init__(self, settings: VipSettings) -> None:
-        super().__init__(settings)
-        self._seen: dict[int, tuple[float, float]] = {}  # by prompt: discounted successes and trials
-
-    @property
-    def largest_group(self) -> int:
-        return self.settings.most
-
-    @property
-    def needs_rounds(self) -> None:
-        return None  # everything is asked for at once
-
-    def ask(self, ctx) -> list[Request]:
-        if ctx.round > 1:
-            return []
+    def divide(self, prompts: list[int], total: int, rng: np.random.Generator) -> np.ndarray:
         settings = self.settings
-        groups = ctx.admit(min(ctx.target_groups, ctx.budget_left // settings.least))
-        if not groups:
-            return []
-        total = min(ctx.budget_left, len(groups) * self.group_size)
-        self._predicted = np.array([self._rate(group.prompt) for group in groups])
-        sizes = vip_allocation(self._predicted, total, settings.least, settings.most, settings.estimator, ctx.rng)
-        self._numbers = {
-            "known_share": float(np.mean([group.prompt in self._seen for group in groups])),
-            "largest_group": float(sizes.max()),
-            "smallest_group": float(sizes.min()),
-        }
-        return [ctx.request(group, n) for group, n in zip(groups, sizes.tolist(), strict=True)]
+        self._predicted = np.array([self._rate(prompt) for prompt in prompts])
+        self._numbers = {"known_share": float(np.mean([prompt in self._seen for prompt in prompts]))}
+        return vip_allocation(self._predicted, total, settings.least, settings.most, settings.estimator, rng)
 
     def finish(self, ctx) -> list[Group]:
-        forget, errors = self.settings.forget, []
-        for group, predicted in zip(ctx.groups, self._predicted if ctx.groups else (), strict=True):
-            group.verdict = Verdict.COMMIT
-            if group.trials:
-                errors.append((group.successes / group.trials - predicted) ** 2)
-                successes, trials = self._seen.get(group.prompt, (0.0, 0.0))
-                self._seen[group.prompt] = forget * successes + group.successes, forget * trials + group.trials
+        predicted = self._predicted if ctx.groups else ()
+        errors = [(g.successes / g.trials - p) ** 2 for g, p in zip(ctx.groups, predicted, strict=True) if g.trials]
         if errors:
             self._numbers["rate_error"] = float(np.sqrt(np.mean(errors)))
-        return list(ctx.groups)
+        return super().finish(ctx)
+
+    def learn(self, group: Group) -> None:
+        successes, trials = self._seen.get(group.prompt, (0.0, 0.0))
+        forget = self.settings.forget
+        self._seen[group.prompt] = forget * successes + group.successes, forget * trials + group.trials
 
     METRICS = {
         "known_share": Metric("the step's prompts that were seen before", "share", "0 in the first epoch"),
@@ -115,16 +92,6 @@ class Vip(Allocator):
                              "below .3 the prediction says something"),
         **SIZES,
     }  # fmt: skip
-
-    def state_dict(self) -> dict[str, Any]:
-        """24 bytes a prompt seen."""
-        counts = np.array(list(self._seen.values()), np.float64).reshape(-1, 2)
-        return {"prompts": np.array(list(self._seen), np.int64), "counts": counts}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("vip", state, ("prompts", "counts"))
-        prompts, counts = np.asarray(state["prompts"]).tolist(), np.asarray(state["counts"]).tolist()
-        self._seen = {prompt: (s, n) for prompt, (s, n) in zip(prompts, counts, strict=True)}
 
     def _rate(self, prompt: int) -> float:
         successes, trials = self._seen.get(prompt, (0.0, 0.0))

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...typed_settings import require
 from ..groups import Group
-from ..rule_settings import require
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class KeepSettings:
     advantages sum to zero); ``group``, of all scored rollouts of the group."""
 
     def __post_init__(self) -> None:
-        require(self.group_size >= 2, "downsampler.group_size", self.group_size, "an integer of 2 or more")
+        require(self.group_size >= 2, "allocation.downsampler.group_size", self.group_size, "an integer of 2 or more")
         if self.keep == "auto":
             object.__setattr__(self, "keep", max(2, self.group_size // 4))  # frozen, and still being made
-        require(self.keep >= 2, "downsampler.keep", self.keep, "auto, or an integer of 2 or more")
+        require(self.keep >= 2, "allocation.downsampler.keep", self.keep, "auto, or an integer of 2 or more")
 
 
 class DownSampler:

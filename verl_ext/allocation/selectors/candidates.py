@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ...typed_settings import require
 from ..metric import Metric
 from ..prompt_pool import PromptPool
-from ..rule_settings import require
 from ..state import StateError, check_keys, rng_for
 from .selector import Selector, SelectorSettings
 
@@ -42,9 +42,9 @@ class CandidateSettings(SelectorSettings):
     """Seed of the candidates, of ties and of any draws."""
 
     def __post_init__(self) -> None:
-        require(self.candidates >= 1, "selector.candidates", self.candidates, "an integer of 1 or more")
-        require(0 <= self.spacing <= 1, "selector.spacing", self.spacing, "a number in [0, 1]")
-        require(self.seed >= 0, "selector.seed", self.seed, "an integer of 0 or more")
+        require(self.candidates >= 1, "allocation.selector.candidates", self.candidates, "an integer of 1 or more")
+        require(0 <= self.spacing <= 1, "allocation.selector.spacing", self.spacing, "a number in [0, 1]")
+        require(self.seed >= 0, "allocation.selector.seed", self.seed, "an integer of 0 or more")
 
 
 class CandidateSelector(Selector):

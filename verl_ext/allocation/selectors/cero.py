@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...typed_settings import require
 from ..metric import Metric
 from ..posterior import expected_variance
 from ..prompt_pool import PromptPool
 from ..registry import register_selector
-from ..rule_settings import require
 from ..state import StateError, check_keys, rng_for
 from . import fenchel
 from .selector import Selector, SelectorSettings
@@ -83,25 +83,26 @@ class CeroSettings(SelectorSettings):
 
     def __post_init__(self) -> None:
         whole = "an integer of 1 or more"
-        require(self.rounds >= 1, "selector.rounds", self.rounds, whole)
-        require(self.budget is None or self.budget >= 1, "selector.budget", self.budget, f"null or {whole}")
+        require(self.rounds >= 1, "allocation.selector.rounds", self.rounds, whole)
+        require(self.budget is None or self.budget >= 1, "allocation.selector.budget", self.budget, f"null or {whole}")
         require(
             self.budget is not None or self.schedule == "batch",
-            "selector.budget", self.budget, f"{whole} with allocation.selector.schedule=epoch",
+            "allocation.selector.budget", self.budget, f"{whole} with allocation.selector.schedule=epoch",
         )  # fmt: skip
         for name in ("alpha", "beta"):
             value = getattr(self, name)
-            require(0 < value < float("inf"), f"selector.{name}", value, "a finite number above 0")
-        require(0 <= self.forget <= 1, "selector.forget", self.forget, "a number in [0, 1]")
-        require(0 <= self.explore <= 1, "selector.explore", self.explore, "a number in [0, 1]")
+            require(0 < value < float("inf"), f"allocation.selector.{name}", value, "a finite number above 0")
+        require(0 <= self.forget <= 1, "allocation.selector.forget", self.forget, "a number in [0, 1]")
+        require(0 <= self.explore <= 1, "allocation.selector.explore", self.explore, "a number in [0, 1]")
         require(
-            self.eta is None or 0 < self.eta < float("inf"), "selector.eta", self.eta, "null or a number above 0"
+            self.eta is None or 0 < self.eta < float("inf"), "allocation.selector.eta", self.eta,
+                    "null or a number above 0"
         )  # fmt: skip
-        require(1 <= self.cap < float("inf"), "selector.cap", self.cap, "a number of 1 or more")
+        require(1 <= self.cap < float("inf"), "allocation.selector.cap", self.cap, "a number of 1 or more")
         for name in ("theta_rate", "price_rate"):
             value = getattr(self, name)
-            require(0 <= value < float("inf"), f"selector.{name}", value, "a number of 0 or more")
-        require(self.seed >= 0, "selector.seed", self.seed, "an integer of 0 or more")
+            require(0 <= value < float("inf"), f"allocation.selector.{name}", value, "a number of 0 or more")
+        require(self.seed >= 0, "allocation.selector.seed", self.seed, "an integer of 0 or more")
 
 
 @register_selector("cero")
@@ -149,7 +150,8 @@ class Cero(Selector):
         """
         if not self._prompts:
             self._start(groups, group_size)
-        require(group_size == self._group_size, "allocator.group_size", group_size, f"{self._group_size}, as before")
+        require(group_size == self._group_size, "allocation.allocator.group_size", group_size,
+                f"{self._group_size}, as before")  # fmt: skip
         if self._open and self.settings.schedule == "batch":
             self._open = False  # the last step broke off: its round is decided anew, with what it spent gone
         elif self._open and self._finished():
@@ -229,7 +231,8 @@ class Cero(Selector):
         if self._budget < settings.rounds * group_size:
             least = settings.rounds * group_size
             self._prompts = 0
-            require(False, "selector.budget", self._budget, f"one group a round: rounds x group_size = {least} or more")
+            require(False, "allocation.selector.budget", self._budget,
+                    f"one group a round: rounds x group_size = {least} or more")  # fmt: skip
         self._rate[:] = self._rates()
         self._theta[:] = self._rate
         self._price = float(self._theta.max())

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import entr
 
+from ...typed_settings import require
 from ..metric import Metric
 from ..registry import register_selector
-from ..rule_settings import require
 from .candidates import CANDIDATES, CandidateSelector, CandidateSettings
 
 MIXED = 1
@@ -94,10 +94,11 @@ class DpsSettings(CandidateSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.forget <= 1, "selector.forget", self.forget, "a number in [0, 1]")
-        require(isinstance(self.prior, str) or 0 < self.prior < float("inf"), "selector.prior", self.prior,
+        require(0 <= self.forget <= 1, "allocation.selector.forget", self.forget, "a number in [0, 1]")
+        require(isinstance(self.prior, str) or 0 < self.prior < float("inf"), "allocation.selector.prior", self.prior,
                 "a finite number above 0, progress, stability, or local")  # fmt: skip
-        require(0 <= self.entropy < float("inf"), "selector.entropy", self.entropy, "a finite number of 0 or more")
+        require(0 <= self.entropy < float("inf"), "allocation.selector.entropy", self.entropy,
+                "a finite number of 0 or more")  # fmt: skip
 
     def prior_counts(self) -> np.ndarray:
         """A_0, (3, 3, 1): to the first index from the second."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ...typed_settings import require
 from ..metric import Metric
 from ..prompt_pool import PromptPool
 from ..registry import register_selector
-from ..rule_settings import require
 from ..state import StateError, check_keys, rng_for
 from .selector import Selector, SelectorSettings
 
@@ -39,11 +39,11 @@ class GresoSettings(SelectorSettings):
     """Seed of the skipping."""
 
     def __post_init__(self) -> None:
-        require(0 < self.target < 1, "selector.target", self.target, "a number in (0, 1)")
-        require(0 <= self.step <= 1, "selector.step", self.step, "a number in [0, 1]")
-        require(_LOW <= self.start <= _HIGH, "selector.start", self.start, f"a number in [{_LOW}, {_HIGH}]")
-        require(0 < self.least <= 1, "selector.least", self.least, "a number in (0, 1]")
-        require(self.seed >= 0, "selector.seed", self.seed, "an integer of 0 or more")
+        require(0 < self.target < 1, "allocation.selector.target", self.target, "a number in (0, 1)")
+        require(0 <= self.step <= 1, "allocation.selector.step", self.step, "a number in [0, 1]")
+        require(_LOW <= self.start <= _HIGH, "allocation.selector.start", self.start, f"a number in [{_LOW}, {_HIGH}]")
+        require(0 < self.least <= 1, "allocation.selector.least", self.least, "a number in (0, 1]")
+        require(self.seed >= 0, "allocation.selector.seed", self.seed, "an integer of 0 or more")
 
 
 @register_selector("greso")
@@ -114,8 +114,8 @@ class Greso(Selector):
         }
 
     METRICS = {
-        "p_easy": Metric("probability of skipping a prompt that was all right", "probability", "rises: many are easy"),
-        "p_hard": Metric("probability of skipping a prompt that was all wrong", "probability", "rises: many are hard"),
+        "p_easy": Metric("of offering a prompt that was all right once", "probability", "falls: many are easy"),
+        "p_hard": Metric("of offering a prompt that was all wrong once", "probability", "falls: many are hard"),
         "skipped": Metric("prompts that were skipped", "prompts"),
         "skipped_share": Metric("`skipped` of the prompts drawn", "share", "near 1: hardly anything is left"),
     }

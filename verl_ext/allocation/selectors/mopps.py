@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from ...typed_settings import refused, require
 from ..metric import Metric
 from ..registry import register_selector
-from ..rule_settings import refused, require
 from .candidates import CANDIDATES, CandidateSelector, CandidateSettings
 
 
@@ -43,16 +43,18 @@ class MoppsSettings(CandidateSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.forget <= 1, "selector.forget", self.forget, "a number in [0, 1]")
+        require(0 <= self.forget <= 1, "allocation.selector.forget", self.forget, "a number in [0, 1]")
         for name in ("alpha", "beta"):
             value = getattr(self, name)
-            require(0 < value < float("inf"), f"selector.{name}", value, "a finite number above 0")
-        require(0 <= self.lower <= 1, "selector.lower", self.lower, "a number in [0, 1]")
-        require(self.lower <= self.upper <= 1, "selector.upper", self.upper, f"a number in [lower={self.lower}, 1]")
-        require(self.initial is None or Path(self.initial).is_file(), "selector.initial", self.initial,
+            require(0 < value < float("inf"), f"allocation.selector.{name}", value, "a finite number above 0")
+        require(0 <= self.lower <= 1, "allocation.selector.lower", self.lower, "a number in [0, 1]")
+        require(self.lower <= self.upper <= 1, "allocation.selector.upper", self.upper,
+                f"a number in [lower={self.lower}, 1]")  # fmt: skip
+        require(self.initial is None or Path(self.initial).is_file(), "allocation.selector.initial", self.initial,
                 "null, or a JSON file that exists")  # fmt: skip
         weight = self.initial_weight
-        require(0 <= weight < float("inf"), "selector.initial_weight", weight, "a finite number of 0 or more")
+        require(0 <= weight < float("inf"), "allocation.selector.initial_weight", weight,
+                "a finite number of 0 or more")  # fmt: skip
 
     def initial_outcomes(self) -> dict[str, list[int]]:
         """By prompt's key: outcomes known before the run.
@@ -66,11 +68,11 @@ class MoppsSettings(CandidateSettings):
         try:
             known = json.loads(Path(self.initial).read_text())
         except (OSError, ValueError) as error:
-            raise refused("selector.initial", self.initial, f"{expected}: {error}") from error
-        require(isinstance(known, dict), "selector.initial", self.initial, expected)
+            raise refused("allocation.selector.initial", self.initial, f"{expected}: {error}") from error
+        require(isinstance(known, dict), "allocation.selector.initial", self.initial, expected)
         for key, outcomes in known.items():
             right = isinstance(outcomes, list) and all(type(o) in (int, bool) and o in (0, 1) for o in outcomes)
-            require(right, "selector.initial", self.initial, f"{expected}; {key!r} has {outcomes!r}"[:300])
+            require(right, "allocation.selector.initial", self.initial, f"{expected}; {key!r} has {outcomes!r}"[:300])
         return known
 
 
@@ -90,7 +92,7 @@ class Mopps(CandidateSelector):
         self._beta = np.full(prompts, settings.beta)
         known, rows = settings.initial_outcomes(), {key: row for row, key in enumerate(self.pool.keys)}
         found = [key for key in known if key in rows]
-        require(not known or bool(found), "selector.initial", settings.initial,
+        require(not known or bool(found), "allocation.selector.initial", settings.initial,
                 f"prompts of this data set; none of its {len(known)} keys is one's: {list(known)[:1]}")  # fmt: skip
         for key in found:
             outcomes, row = known[key], rows[key]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from verl_ext.allocation import Allocator, AllocatorSettings, Verdict
-from verl_ext.allocation.rule_settings import require
+from verl_ext.typed_settings import require
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class BestOfProbesSettings(AllocatorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(2 <= self.probe < self.group_size, "allocator.probe", self.probe,
+        require(2 <= self.probe < self.group_size, "allocation.allocator.probe", self.probe,
                 f"an integer in [2, group_size={self.group_size})")  # fmt: skip
-        require(1 <= self.probes <= 100, "allocator.probes", self.probes, "a number in [1, 100]")
+        require(1 <= self.probes <= 100, "allocation.allocator.probes", self.probes, "a number in [1, 100]")
 
 
 class BestOfProbes(Allocator):

@@ -79,7 +79,8 @@ GIVEN = {"group_size", "keep"}  # follow rollout.n, or have no default
 @pytest.mark.parametrize("kind, registry", [("allocator", allocators), ("downsampler", downsamplers)])
 def test_every_yaml_mirrors_its_settings(kind, registry):
     files = {path.stem: OmegaConf.load(path) for path in (CONFIGS / kind).glob("*.yaml")}
-    files.pop("speed_rl", None)
+    for setting_of_another in ("speed_rl", "ar3po"):
+        files.pop(setting_of_another, None)
     assert set(files) == {name for name in registry.names() if registry.get(name).__module__.startswith("verl_ext.")}
     for name, config in files.items():
         values = OmegaConf.to_container(config, resolve=False)
@@ -95,7 +96,7 @@ def test_every_yaml_mirrors_its_settings(kind, registry):
 
 @pytest.mark.parametrize("name, n", [
     ("pilot_commit", 64), ("speed_rl", 16), ("knapsack", 16), ("reinforce_ada", 32), ("sara", 8),
-    ("hora", 16), ("vip", 4), ("marginal_signal", 4),
+    ("hora", 16), ("vip", 4), ("ar3po", 8),
 ])  # fmt: skip
 def test_configs_compose_into_rules(name, n):
     with initialize_config_module("verl_ext.configs", version_base=None):
@@ -107,6 +108,8 @@ def test_configs_compose_into_rules(name, n):
     if name == "speed_rl":
         assert rule.settings.commit == 12 and rule.settings.p_solve is None
         assert [rule.settings.in_band(s, 4) for s in range(5)] == [False, True, True, True, False]
+    if name == "ar3po":
+        assert (rule.settings.chunk, rule.settings.leave) == (2, "positive")
 
 
 def test_a_held_prompt_does_not_end_the_offers_of_an_epoch():

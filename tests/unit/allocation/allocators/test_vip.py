@@ -77,10 +77,10 @@ def test_steps_spend_the_budget_and_move_it_to_the_middle():
 
 def test_earlier_outcomes_fade():
     allocator = make_allocator("vip", forget=0.5)
-    allocator.load_state_dict({"prompts": np.array([4]), "counts": np.array([[8.0, 8.0]])})
+    allocator.load_state_dict({"prompts": np.array([4]), "kept": np.array([[8.0, 8.0]])})
     assert allocator._rate(4) == 0.9 and allocator._rate(5) == 0.5  # (1 + 8) / (2 + 8); the prior's mean
     run = Run(np.zeros(1), "vip", groups=1, settings={"group_size": 8})
-    run.allocator.load_state_dict({"prompts": np.array([0]), "counts": np.array([[8.0, 8.0]])})
+    run.allocator.load_state_dict({"prompts": np.array([0]), "kept": np.array([[8.0, 8.0]])})
     run.step(0)
     assert run.allocator._rate(0) == pytest.approx((1 + 4) / (2 + 4 + 8))
 

@@ -1,0 +1,113 @@
+"""Expected signal: a prompt is offered as often as a group of it is expected to add to the gradient. Derived here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...typed_settings import require
+from ..metric import Metric
+from ..prompt_pool import PromptPool
+from ..registry import register_selector
+from ..signal import expected_value
+from ..state import rng_for
+from ..success_rates import GRID, SuccessRates
+from .selector import Selector, SelectorSettings
+
+
+@dataclass(frozen=True)
+class ExpectedSignalSettings(SelectorSettings):
+    """Settings of expected signal."""
+
+    forget: float = 0.8
+    """Weight that a prompt's earlier outcomes keep at each visit, as the policy moves."""
+    room: float = 2.0
+    """How much less groups of many right answers are worth: by (1 - s / n)^room. 0: failures of nearly solved prompts
+    count as much as successes of nearly hopeless ones."""
+    least: float = 0.02
+    """Least probability of offering a prompt at its turn."""
+    seed: int = 0
+    """Seed of the skipping."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.forget <= 1, "allocation.selector.forget", self.forget, "a number in [0, 1]")
+        require(0 <= self.room < float("inf"), "allocation.selector.room", self.room, "a finite number of 0 or more")
+        require(0 < self.least <= 1, "allocation.selector.least", self.least, "a number in (0, 1]")
+        require(self.seed >= 0, "allocation.selector.seed", self.seed, "an integer of 0 or more")
+
+
+@register_selector("expected_signal")
+class ExpectedSignal(Selector):
+    """The pool's order, in which a prompt is offered at its turn with probability max(least, w / w_max).
+
+    w is what a group of the prompt is expected to add to the gradient, and so to held-out success: E[v(S, k)]
+    (:mod:`verl_ext.allocation.signal`) over S ~ Binomial(k, g) and the posterior of the prompt's success rate g; w_max
+    is its maximum over g, k is ``group_size``. The posterior's prior is the distribution of success rates in the pool,
+    learned from all outcomes so far, hopeless prompts included (:mod:`verl_ext.allocation.success_rates`). So failures
+    mean little in a pool where unsolved prompts tend to be solved later, and much in one where they never are. A prompt
+    that was never looked at is offered for certain.
+
+    Why in proportion: what a prompt says repeats itself. If its j-th visit is worth w / j, then m visits are worth
+    about w log m, and sum_i w_i log m_i under sum_i m_i = M is largest at m_i = M w_i / sum w: in proportion to w.
+    """
+
+    Settings = ExpectedSignalSettings
+
+    def __init__(self, settings: ExpectedSignalSettings) -> None:
+        super().__init__(settings)
+        self._rates = SuccessRates(settings.forget)
+
+    def begin_step(self, step: int, pool: PromptPool) -> None:
+        super().begin_step(step, pool)
+        self._rng = rng_for(self.settings.seed, "expected signal", step)
+        self._offered = self._skipped = 0
+
+    def step_budget(self, groups: int, group_size: int, rollouts: int) -> int:
+        worth = expected_value(GRID, group_size, self.settings.room)
+        self._worth = worth / worth.max()
+        return rollouts
+
+    def select(self, n: int) -> list[int]:
+        assert self.pool is not None, "begin_step comes first"
+        chosen: list[int] = []
+        while len(chosen) < n and (rows := self.pool.take(n - len(chosen))):
+            keep = self._rng.random(len(rows)) < self.probabilities(rows)
+            chosen += [row for row, kept in zip(rows, keep.tolist(), strict=True) if kept]
+            self._skipped += int((~keep).sum())
+        self._offered += len(chosen)
+        return chosen
+
+    def probabilities(self, rows: list[int]) -> np.ndarray:
+        """(rows,), of being offered at their turn."""
+        known = np.array([row in self._rates.counts for row in rows])
+        return np.where(known, np.maximum(self._rates.posterior(rows) @ self._worth, self.settings.least), 1.0)
+
+    def observe(self, prompt_row: int, successes: int, trials: int, group_size: int) -> None:
+        if trials:
+            self._rates.observe(prompt_row, successes, trials)
+
+    def end_step(self) -> None:
+        self._rates.fit()
+        drawn = self._offered + self._skipped
+        self._numbers = {
+            "skipped": float(self._skipped),
+            "skipped_share": self._skipped / drawn if drawn else 0.0,
+            "hopeless_share": float(self._rates.prior[0]),
+        }
+
+    METRICS = {
+        "skipped": Metric("prompts that were skipped", "prompts"),
+        "skipped_share": Metric("`skipped` of the prompts drawn", "share", "near 1: hardly anything is left"),
+        "hopeless_share": Metric("prompts of the pool that the fitted prior takes for hopeless", "share",
+                                 "high: wrong labels, or prompts far too hard"),
+    }  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """24 bytes a prompt seen."""
+        return self._rates.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rates.load_state_dict(state)
