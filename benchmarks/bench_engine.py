@@ -7,8 +7,9 @@ of rollouts a step (`allocation.stop.rollouts`) on 17,000 prompts whose success 
 all around it is real. After each step the trained rows are cleared, as the trainer does, and the memory that each
 process has to itself (USS) is read. The slope of memory over the steps, the first tenth left out, is Theil-Sen's with
 its 95 % interval, which takes the steps for independent; they are not quite. Exit status 1 if something is left in
-TransferQueue or in the driver after a step, or if memory grows by more than a twentieth over the counted steps. A run
-makes no further step after --most-s seconds.
+TransferQueue or in the driver after a step, or if the slope of the second half would grow memory by more than a
+twentieth over all the counted steps: in the first half caches fill, and the bounded lists that Ray keeps of its tasks. A
+run makes no further step after --most-s seconds.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def trend(lines: list[dict], part: str) -> dict[str, float]:
         "bytes_a_step": float(slope), "low": float(low), "high": float(high),
         "late_bytes_a_step": float(late_slope), "late_low": float(late_low), "late_high": float(late_high),
         "bytes_a_rollout": float(slope / rollouts),
-        "growth": float(slope * (len(counted) - 1) / np.median(counted)),
+        "growth": float(late_slope * (len(counted) - 1) / np.median(counted)),
     }  # fmt: skip
 
 
@@ -233,9 +234,9 @@ def shown(name: str, run: dict) -> list[str]:
         print(
             f"  {part:10} {row['bytes'] / 2**20:7.1f} MiB, {row['bytes_a_step'] / 2**10:+8.1f} "
             f"[{row['low'] / 2**10:+.1f}, {row['high'] / 2**10:+.1f}] KiB a step, {row['bytes_a_rollout']:+.1f} "
-            f"bytes a rollout, {row['growth']:+.1%} over the counted steps; "
-            f"in their second half {row['late_bytes_a_step'] / 2**10:+.1f} [{row['late_low'] / 2**10:+.1f}, "
-            f"{row['late_high'] / 2**10:+.1f}] KiB a step"
+            f"bytes a rollout; in the second half of the steps "
+            f"{row['late_bytes_a_step'] / 2**10:+.1f} [{row['late_low'] / 2**10:+.1f}, "
+            f"{row['late_high'] / 2**10:+.1f}] KiB a step, which makes {row['growth']:+.1%} over all"
         )
         if row["growth"] > MOST_GROWTH:
             failed.append(f"{name}: memory of {part} grows by {row['growth']:.1%}")

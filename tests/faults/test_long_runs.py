@@ -19,10 +19,10 @@ MIB = 2.0**20
 
 
 def described(name: str, row: dict[str, float]) -> str:
-    """Median, slope with its interval, growth."""
+    """Median; slope of the second half of the steps with its interval, and the growth that it makes over all."""
     return (
-        f"{name} {row['bytes'] / MIB:.0f} MiB {row['bytes_a_step'] / 1024:+.1f} [{row['low'] / 1024:+.1f}, "
-        f"{row['high'] / 1024:+.1f}] KiB a step ({row['growth']:+.1%})"
+        f"{name} {row['bytes'] / MIB:.0f} MiB {row['late_bytes_a_step'] / 1024:+.1f} [{row['late_low'] / 1024:+.1f}, "
+        f"{row['late_high'] / 1024:+.1f}] KiB a step ({row['growth']:+.1%})"
     )
 
 
