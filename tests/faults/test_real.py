@@ -74,7 +74,7 @@ def test_sigterm_in_a_step(start, fault):
     assert result.metrics[-1]["step"] == ended >= begins + 2, "the step in which the signal came was brought to its end"
     assert ended < 80 and int(tracker(run.run_folder)) == ended and saved_steps(run.run_folder)[-1] == ended
     assert (
-        load_state(run.run_folder / f"global_step_{ended}" / "allocation")["ledger"]["issued"]
+        load_state(run.run_folder / f"global_step_{ended}" / "allocation")["allocation"]["ledger"]["issued"]
         == (result.ledger[-1]["issued_total"])
     )
     assert json.loads((run.run_folder / "run.json").read_text())["ended_at_step"] is None

@@ -53,6 +53,24 @@ def test_a_session_that_raises(stack, engines, fault):
     )
 
 
+@pytest.mark.row("a tenth of the prompts is always refused")
+def test_a_tenth_of_the_prompts_is_always_refused(stack, engines, fault):
+    """As many steps as offer the pool of 64 prompts more than three times."""
+    collector = stack.collector(*SARA, manager=engines, prompts=64, refuse_share=0.1)
+    issued = failed = trained = 0
+    for step in range(1, 41):
+        meta, _ = collector.sample(step)
+        clear(meta)
+        record = collector.ledger_record
+        assert record["issued"] == sum(record["fates"].values())
+        issued, failed = issued + record["issued"], failed + record["fates"]["failed"]
+        trained += record["fates"]["trained"]
+    collector.allocation.ledger.check()
+    out = collector.allocation.failures.out
+    assert out >= 3 and trained == 40 * 64 and 0 < failed < issued / 20
+    fault.saw(f"40 whole steps; {failed} of {issued} failed; {out} of 64 prompts left the pool after 3 visits", record)
+
+
 @pytest.mark.row("one prompt never ends")
 def test_one_prompt_that_never_ends(stack, engines, fault):
     collector = stack.collector(
@@ -146,7 +164,7 @@ def test_the_disk_is_full_at_a_save_of_the_rules_state(stack, engines, fault, sm
     clear_all()
     again = stack.collector(*recipe, manager=engines, prompts=64)
     again.load(folder)
-    assert again.ledger.issued == wanted and again.ledger.waiting == len(left_in_transfer_queue()) > 0
+    assert again.allocation.ledger.issued == wanted and again.allocation.ledger.waiting == len(left_in_transfer_queue()) > 0
     clear(again.sample(2)[0])
     assert again.ledger_record == collector.ledger_record, "the step that was lost is made again exactly"
     fault.saw(

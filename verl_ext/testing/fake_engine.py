@@ -58,6 +58,9 @@ class FakeEngineSettings:
     fail_share: float = 0.0
     """Share of sessions that raise."""
 
+    refuse_share: float = 0.0
+    """Share of prompts all of whose sessions raise."""
+
     unscored_share: float = 0.0
     """Share of sessions whose reward is None."""
 
@@ -143,6 +146,8 @@ class FakeEngineWorker(AllocatedAgentLoopWorker):
         length = int(min(drawn, self.rollout_config.response_length))
         if fake.seconds_per_token:
             await self._generate(length)
+        if _rng(fake.seed, "refused", text).random() < fake.refuse_share:
+            raise RuntimeError("fake engine: a prompt that it refuses")
         if fate < fake.fail_share:
             raise RuntimeError("fake engine: a session that fails")
         if fate < fake.fail_share + fake.hang_share or fake.hang_prompt and fake.hang_prompt in text:
