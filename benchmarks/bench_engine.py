@@ -5,7 +5,7 @@
 Two runs, each on a Ray cluster of its own: 20 steps of 8,192 rollouts and 200 steps of 256. SARA spends a fixed number
 of rollouts a step (`allocation.stop.rollouts`) on 17,000 prompts whose success rates are latent; the engine is fake,
 all around it is real. After each step the trained rows are cleared, as the trainer does, and the memory that each
-process has to itself (USS) is read. The slope of memory over the steps, the first tenth left out, is Theil-Sen's with
+process has allocated (RssAnon) is read. The slope of memory over the steps, the first tenth left out, is Theil-Sen's with
 its 95 % interval, which takes the steps for independent; they are not quite. Exit status 1 if something is left in
 TransferQueue or in the driver after a step, or if the slope of the second half would grow memory by more than a
 twentieth over all the counted steps: in the first half caches fill, and the bounded lists that Ray keeps of its tasks. A
@@ -94,7 +94,7 @@ def run_steps(rollouts: int, steps: int, out: Path, most_s: float = float("inf")
                 tq.kv_clear(keys=meta.keys, partition_id=meta.partition_id)
             line = {"wall_s": time.perf_counter() - start}
             line |= {f"{part}_cpu_s": _cpu(found) - cpu[part] for part, found in processes.items()}
-            line |= {f"{part}_bytes": sum(map(_bytes, found)) for part, found in processes.items()}
+            line |= {f"{part}_bytes": sum(map(allocated_bytes, found)) for part, found in processes.items()}
             names = ("step_rollouts", "rounds", "groups", "effective_share", "driver_s", "round_gap_s")
             line |= {name: metrics[f"allocation/{name}"] for name in names if f"allocation/{name}" in metrics}
             line["left_in_queue"] = len((tq.kv_list("train") or {}).get("train", {}))
@@ -110,12 +110,17 @@ def _cpu(processes) -> float:
     return sum(t.user + t.system for t in times)
 
 
-def _bytes(process) -> int:
-    """What a process has to itself; nothing once it has ended."""
+def allocated_bytes(process: psutil.Process) -> int:
+    """Anonymous memory of a process in RAM; nothing once it has ended.
+
+    Pages of programs and libraries are left out. The set size that is unique to a process counts them, and so changes
+    by megabytes whenever another run on the machine maps the same files or ends.
+    """
     try:
-        return process.memory_full_info().uss
-    except psutil.NoSuchProcess:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return 0
+    return sum(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
 
 
 def trend(lines: list[dict], part: str) -> dict[str, float]:

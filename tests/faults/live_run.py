@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.bench_engine import allocated_bytes
 from tests.integration.real_run import RealRun, json_lines
 from verl_ext.launch.cleanup import SHARED_MEMORY, paths_in_use
 
@@ -173,12 +174,12 @@ def kind_of(command: list[str]) -> str:
 
 
 def memory_by_name(processes: list[psutil.Process]) -> dict[str, int]:
-    """Bytes that processes have to themselves (USS), by what they are; none is left out."""
+    """Bytes that processes have allocated, by what they are; none is left out."""
     memory: dict[str, int] = {}
     for process in processes:
         try:
             name = kind_of(process.cmdline() or [process.name()])
-            memory[name] = memory.get(name, 0) + process.memory_full_info().uss
+            memory[name] = memory.get(name, 0) + allocated_bytes(process)
         except psutil.Error:
             continue
     return memory
