@@ -5,11 +5,11 @@
 Two runs, each on a Ray cluster of its own: 20 steps of 8,192 rollouts and 200 steps of 256. SARA spends a fixed number
 of rollouts a step (`allocation.stop.rollouts`) on 17,000 prompts whose success rates are latent; the engine is fake,
 all around it is real. After each step the trained rows are cleared, as the trainer does, and the memory that each
-process has allocated (RssAnon) is read. The slope of memory over the steps, the first tenth left out, is Theil-Sen's with
-its 95 % interval, which takes the steps for independent; they are not quite. Exit status 1 if something is left in
+process has allocated (RssAnon) is read. The slope of memory over the steps, the first tenth left out, is Theil-Sen's
+with its 95 % interval, which takes the steps for independent; they are not quite. Exit status 1 if something is left in
 TransferQueue or in the driver after a step, or if the slope of the second half would grow memory by more than a
-twentieth over all the counted steps: in the first half caches fill, and the bounded lists that Ray keeps of its tasks. A
-run makes no further step after --most-s seconds.
+twentieth over all the counted steps: in the first half caches fill, and the bounded lists that Ray keeps of its tasks.
+A run makes no further step after --most-s seconds.
 """
 
 from __future__ import annotations

@@ -164,7 +164,8 @@ def test_the_disk_is_full_at_a_save_of_the_rules_state(stack, engines, fault, sm
     clear_all()
     again = stack.collector(*recipe, manager=engines, prompts=64)
     again.load(folder)
-    assert again.allocation.ledger.issued == wanted and again.allocation.ledger.waiting == len(left_in_transfer_queue()) > 0
+    ledger = again.allocation.ledger
+    assert ledger.issued == wanted and ledger.waiting == len(left_in_transfer_queue()) > 0
     clear(again.sample(2)[0])
     assert again.ledger_record == collector.ledger_record, "the step that was lost is made again exactly"
     fault.saw(
