@@ -54,6 +54,10 @@ class Chart:
     height: int = 280
     """Of its plot, in pixels."""
 
+    def _repr_svg_(self) -> str:
+        """How a notebook shows it."""
+        return _drawn([self], ".svg", 1, 560, "").decode()
+
 
 def colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each name, in the palette's order."""
@@ -159,10 +163,12 @@ def save(charts: Sequence[Chart], path: Path, columns: int = 2, width: int = 420
     Raises:
         OSError: it cannot be written, or the drawing library is not installed.
     """
-    try:
-        import vl_convert
-    except ImportError as error:
-        raise OSError("vl-convert-python is not installed; pip install vl-convert-python") from error
+    write_whole(path, _drawn(charts, path.suffix, columns, width, title))
+    return path
+
+
+def _drawn(charts: Sequence[Chart], suffix: str, columns: int, width: int, title: str) -> bytes:
+    vega = library()
     nothing = Chart("", "Nothing was logged yet", "", {"data": {"values": [{}]}, "mark": "point"})
     parts = [{"title": chart.title, "width": width, "height": chart.height, **chart.spec}
              for chart in charts or [nothing]]  # fmt: skip
@@ -170,12 +176,20 @@ def save(charts: Sequence[Chart], path: Path, columns: int = 2, width: int = 420
     spec = {"concat": parts, "columns": columns, "config": CONFIG, "padding": 12,
             "title": {"text": title, "offset": 14, "fontSize": 15},
             "resolve": {"scale": {"color": "independent", "shape": "independent"}}}  # fmt: skip
-    if path.suffix == ".svg":
-        drawn = vl_convert.vegalite_to_svg(spec).encode()
-    else:
-        drawn = vl_convert.vegalite_to_png(spec, scale=1.5)
-    write_whole(path, drawn)
-    return path
+    return vega.vegalite_to_svg(spec).encode() if suffix == ".svg" else vega.vegalite_to_png(spec, scale=1.5)
+
+
+def library() -> Any:
+    """The drawing library.
+
+    Raises:
+        OSError: it is not installed.
+    """
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise OSError("vl-convert-python is not installed; pip install vl-convert-python") from error
+    return vl_convert
 
 
 def mean_curves(title: str, runs: Mapping[str, Sequence[Any]], order: Mapping[str, str], points: int = 33) -> Chart:

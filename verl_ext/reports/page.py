@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_ext.reports.drawing import CONFIG, DARK_OF, Chart
+from verl_ext.reports.drawing import CONFIG, DARK_OF, Chart, library
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#222;--soft:#5f5f5f;--ground:#f6f6f4;--card:#fff;--line:#e2e2de;--head:#fafaf8;
@@ -45,6 +45,7 @@ td.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}td.n 
 th[aria-sort=ascending]::after{content:" \\25B2"}th[aria-sort=descending]::after{content:" \\25BC"}
 td:first-child{white-space:nowrap}
 td.long{min-width:220px;overflow-wrap:anywhere;white-space:pre-wrap}
+td.long>div{max-height:11em;overflow-y:auto}
 details>summary{cursor:pointer;margin:2em 0 .5em;font-weight:600}
 @media(max-width:820px){.grid{grid-template-columns:minmax(0,1fr)}main{padding:14px 12px 40px}
 h1{font-size:1.3rem}th,td{padding:6px 8px}section.card{padding:10px 8px}}
@@ -129,11 +130,6 @@ def document(title: str, body: str, charts: Sequence[Chart], numbers: Mapping[st
     Raises:
         OSError: the drawing library is not installed.
     """
-    try:
-        from vl_convert import javascript_bundle
-    except ImportError as error:
-        raise OSError("vl-convert-python is not installed; pip install vl-convert-python") from error
-
     kept = {"charts": [{"id": c.id, "spec": c.spec, "height": c.height} for c in charts],
             "look": {"config": CONFIG, "dark": DARK_OF}, **(numbers or {})}  # fmt: skip
     values = "".join(f'<script type="application/json" id="{name}">{_json(value)}</script>\n'
@@ -144,7 +140,7 @@ def document(title: str, body: str, charts: Sequence[Chart], numbers: Mapping[st
 <h1>{html.escape(title)}</h1>
 <noscript><p>The charts and the sorting of tables need JavaScript; all numbers are in the tables.</p></noscript>
 {body}</main>
-{values}<script>{javascript_bundle()}</script><script>{_SCRIPT}</script></body></html>
+{values}<script>{library().javascript_bundle()}</script><script>{_SCRIPT}</script></body></html>
 """
 
 
@@ -198,6 +194,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], identifier: str) 
             numeric = isinstance(key, int | float) or (key is None and i > 0)
             kind = " class=n" if numeric else " class=long" if len(str(key)) > 40 else ""
             value = "" if key is None else f"{key:.12g}" if isinstance(key, int | float) else html.escape(str(key))
+            shown = f"<div>{shown}</div>" if "long" in kind else shown
             parts.append(f'<td data-key="{value}"{kind}>{shown}</td>')
         cells.append(f"<tr>{''.join(parts)}</tr>")
     heads = "".join(f'<th scope="col" tabindex="0" aria-sort="none">{html.escape(name)}</th>' for name in head)

@@ -144,14 +144,19 @@ def prompt_charts(seen: PromptsSeen) -> list[Chart]:
     """Histograms of success, offers and the step last seen, stacked by difficulty."""
     sampled = seen.offers > 0
     last = int(seen.last_step.max(initial=1))
-    every = max(1, -(-int(seen.offers.max(initial=0)) // 20))
+
+    def whole(first: int, last: int) -> np.ndarray:
+        """Edges of some twenty bins of whole numbers."""
+        every = max(1, -(-(last - first + 1) // 20))
+        return np.arange(first, last + every + 1, every)
+
     found = (
         ("success", "Success of the prompts", "Right among the scored rollouts of a prompt, over the run.",
          seen.success, np.linspace(0, 1, _BINS + 1), ~np.isnan(seen.success)),
         ("offers", "How often prompts were sampled", "Steps that sampled a prompt; 0: never.",
-         seen.offers, np.arange(0, seen.offers.max(initial=0) + every + 1, every), np.ones(len(sampled), bool)),
+         seen.offers, whole(0, int(seen.offers.max(initial=0))), np.ones(len(sampled), bool)),
         ("last-seen", "When prompts were last seen", "Last step that sampled a prompt; those never sampled left out.",
-         seen.last_step, np.unique(np.linspace(1, last + 1, 21).round()), sampled),
+         seen.last_step, whole(1, last), sampled),
     )  # fmt: skip
     unit = {"success": "success rate", "offers": "steps", "last-seen": "training step"}
     order = colours(_classes(seen))
