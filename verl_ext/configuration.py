@@ -8,8 +8,9 @@ verl is imported here.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -64,12 +65,13 @@ def group_options(group: str) -> list[str]:
     return sorted(name for name in names if name.rpartition("/")[2] != "base")
 
 
-def _sum(*numbers: object) -> int | None:
-    """The sum of whole numbers; None where one is none, which the checks name."""
-    return sum(numbers) if all(type(number) is int for number in numbers) else None
+def _of_whole(function: Callable[[tuple[int, ...]], int]) -> Callable[..., int | None]:
+    """A function of whole numbers; None where one is none, which the checks name."""
+    return lambda *numbers: function(numbers) if all(type(number) is int for number in numbers) else None
 
 
-OmegaConf.register_new_resolver("verl_ext_sum", _sum, replace=True)
+OmegaConf.register_new_resolver("verl_ext_sum", _of_whole(sum), replace=True)
+OmegaConf.register_new_resolver("verl_ext_product", _of_whole(math.prod), replace=True)
 OmegaConf.register_new_resolver("verl_ext_searchpath", _searchpath, replace=True)
 OmegaConf.register_new_resolver("tiny_path", lambda part, mix: str(getattr(tiny_paths(mix), part)), replace=True)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.allocation import Rules, make_rules, normalised_over
+from verl_ext.checks.async_modes import async_problems
 from verl_ext.checks.numbers import number_problems
 from verl_ext.training.batch import StepBudget
-from verl_ext.training.training_settings import MODE, TrainingSettings, resolve_budget
+from verl_ext.training.training_settings import MODE, VERLS_OWN, TrainingSettings, resolve_budget
 from verl_ext.typed_settings import SettingError, attempt
 
 
@@ -25,11 +26,12 @@ def check_config(config: DictConfig) -> tuple[TrainingSettings, StepBudget]:
         raise SettingError("trainer.use_v1=False: allocation works in verl's V1 trainer only")
     if mode != MODE:
         raise SettingError(
-            f"trainer.v1.trainer_mode={mode}: allocation decides in rounds within a step and is not available in it; "
-            f"accepted is {MODE} (or start verl's own python -m verl.trainer.main_ppo)"
+            f"trainer.v1.trainer_mode={mode!r}: accepted is {MODE}, or verl's own without allocation: "
+            + ", ".join(VERLS_OWN)
         )
     problems = number_problems(config)
-    numbers_fit = not problems
+    if numbers_fit := not problems:
+        problems += async_problems(config)
     budget = None
     settings = attempt(problems, TrainingSettings.from_config, config)
     rules = attempt(problems, _rules, config, settings) if config.get("allocation") else None
@@ -78,11 +80,6 @@ def _unsupported(config: DictConfig) -> list[str]:
         problems.append(
             "actor_rollout_ref.rollout.full_determinism=True: every request of a server is sampled with the same seed, "
             "so that all rollouts of a group are one and the same; accepted is False"
-        )
-    if not config.actor_rollout_ref.get("hybrid_engine", True):
-        problems.append(
-            "actor_rollout_ref.hybrid_engine=False: is for verl's trainer mode separate_async; here the engines share "
-            "the trainer's devices, accepted is True"
         )
     engine, strategy = config.get("model_engine", "dp"), config.actor_rollout_ref.actor.strategy
     if engine != "dp" and ("fsdp" in strategy or "fsdp_config" in config.actor_rollout_ref.actor):

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from verl_ext.allocation.prompt_pool import prompt_key
+from verl_ext.training.training_settings import VERLS_OWN
 
 from .findings import Problems, Seen
 
@@ -159,7 +160,7 @@ def _too_few(config: DictConfig, rows: Rows) -> list[str]:
     limited = f" (data.train_max_samples={most})" if used < rows.total else ""
     if used < batch:
         return [f"data.train_files holds {used} prompts{limited}, fewer than data.train_batch_size={batch}"]
-    if config.trainer.v1.trainer_mode != "sync" and rows.read == rows.total and len(rows.keys) < batch:
+    if config.trainer.v1.trainer_mode not in VERLS_OWN and rows.read == rows.total and len(rows.keys) < batch:
         return [
             f"data.train_files holds {len(rows.keys)} different prompts in {rows.total} rows, fewer than "
             f"data.train_batch_size={batch}: a prompt is offered once a step"

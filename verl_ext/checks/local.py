@@ -12,13 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 from verl_ext.allocation import Stop
 from verl_ext.allocation.compose import Async
 from verl_ext.checks.allocation_settings import check_config, warnings_of
+from verl_ext.checks.async_modes import async_problems
 from verl_ext.checks.numbers import number_problems
 from verl_ext.checks.versions import check_versions, version_warnings
 from verl_ext.rollout.outcomes import OutcomeRule
 from verl_ext.runs.checkpoints import TRACKER
 from verl_ext.runs.own_folder import COMMAND
 from verl_ext.runs.records import ABOUT, CONFIG, LEDGER, METRICS
-from verl_ext.training.training_settings import TrainingSettings
+from verl_ext.training.training_settings import VERLS_OWN, TrainingSettings
 
 from .data import Rows, check_data, check_storage, files_of
 from .findings import Checks, Problems, Seen, State, missing_setting
@@ -141,10 +142,10 @@ def _not_sections(config: DictConfig) -> list[str]:
 
 
 def _settings(config: DictConfig) -> Seen:
-    if config.trainer.v1.trainer_mode == "sync":
-        if problems := number_problems(config):
+    if (mode := config.trainer.v1.trainer_mode) in VERLS_OWN:
+        if problems := number_problems(config) or async_problems(config):
             raise Problems(*problems)
-        return Seen("trainer.v1.trainer_mode=sync: verl's own trainer; nothing under allocation is used")
+        return Seen(f"trainer.v1.trainer_mode={mode}: verl's own trainer; nothing under allocation is used")
     if problems := _taken_away(config):
         raise Problems(*problems)
     settings, budget = check_config(config)

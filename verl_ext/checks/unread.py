@@ -55,6 +55,9 @@ WITHOUT_EFFECT: dict[str, str] = {
 """Key, or all keys under it -> why it has no effect. One that is set is warned of."""
 
 
+_MODES = ("trainer.v1.colocate_async", "trainer.v1.separate_async")
+
+
 def check_unread(config: DictConfig) -> Seen:
     """Which keys are set that nothing reads.
 
@@ -65,6 +68,8 @@ def check_unread(config: DictConfig) -> Seen:
 
     defaults = verl_defaults()
     moved, idle = (_set(config, defaults, table) for table in (MOVED, WITHOUT_EFFECT))
+    mode = config.trainer.v1.trainer_mode
+    idle = [found for found in idle if found[0] not in _MODES or not mode.endswith(found[0].rpartition(".")[2])]
     if moved:
         raise Problems(
             *(f"{key}={value!r}: verl 0.9.1 does not read it; accepted is {MOVED[top]}" for top, key, value in moved)

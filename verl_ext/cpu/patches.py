@@ -21,6 +21,8 @@ def apply_all() -> None:
     # verl.utils.model imports much of transformers: only the processes that use it should pay for it.
     after_import("verl.utils.model", value_head_without_flash_attention)
     after_import("verl.workers.engine.fsdp.transformer_impl", reference_without_pinned_memory)
+    after_import("verl.utils.fsdp_utils", saved_weights_of_their_own)
+    after_import("verl.checkpoint_engine", gloo_checkpoint_engine)
 
 
 def without_ascend_checkpoint_engine() -> None:
@@ -100,3 +102,29 @@ def reference_without_pinned_memory() -> None:
 
     setattr(unpinned, _MARK, True)
     transformer_impl.CPUOffloadPolicy = unpinned
+
+
+def saved_weights_of_their_own() -> None:
+    """Copy the weights that are set aside. verl keeps what `.detach().cpu()` returns, on a CPU the live weights: in
+    separate_async, pi_old of the later mini-batches would be the policy that is being trained.
+
+    Replaces: verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu (verl 0.9.1)
+    """
+    from verl.utils import fsdp_utils
+
+    original = fsdp_utils.fsdp2_sharded_save_to_cpu
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def fsdp2_sharded_save_to_cpu(model):
+        state, spec = original(model)
+        return {name: (weight.clone(), own_spec) for name, (weight, own_spec) in state.items()}, spec
+
+    setattr(fsdp2_sharded_save_to_cpu, _MARK, True)
+    fsdp_utils.fsdp2_sharded_save_to_cpu = fsdp2_sharded_save_to_cpu
+
+
+def gloo_checkpoint_engine() -> None:
+    """Register the transport of weights that needs no accelerator, beside verl's own."""
+    import verl_ext.cpu.gloo_engine  # noqa: F401

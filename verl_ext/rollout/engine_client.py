@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import ray
-from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, RolloutReplica
 
 from verl_ext.allocation import RoundError
@@ -52,12 +52,13 @@ class GroupLLMClient(LLMServerClient):
         self._leases: dict[str, _Lease] = {}
         self._permits: dict[str, asyncio.Semaphore] = {}
 
-    @classmethod
-    def wrap(cls, client: LLMServerClient) -> LLMServerClient:
-        """The group client of `client`; a client of another class (async modes, a user's own) is left as it is."""
-        if type(client) is not LLMServerClient:
+    @staticmethod
+    def wrap(client: LLMServerClient) -> LLMServerClient:
+        """The group client of `client`; a client of another class (a user's own) is left as it is."""
+        kinds = {LLMServerClient: GroupLLMClient, FullyAsyncLLMServerClient: GroupAsyncLLMClient}
+        if (kind := kinds.get(type(client))) is None:
             return client
-        group_client = cls(config=client.config, load_balancer_handle=client._load_balancer)
+        group_client = kind(config=client.config, load_balancer_handle=client._load_balancer)
         # Also what verl hangs on its client: the tokenizer, where traces are to hold text.
         vars(group_client).update(vars(client))
         return group_client
@@ -162,3 +163,11 @@ class GroupLLMClient(LLMServerClient):
         if (lease := _LEASE.get()) is not None:
             lease.requests.append(name)
         return name
+
+
+class GroupAsyncLLMClient(FullyAsyncLLMServerClient, GroupLLMClient):
+    """The group client of verl's asynchronous modes: a request that new weights cut short goes on after them.
+
+    verl's part sends prompt and tokens so far again, through the group's part. So each attempt waits for room in the
+    server, also one that the server keeps until the weights are there; and after `abort` there is no other attempt.
+    """

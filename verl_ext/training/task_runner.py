@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,12 +63,30 @@ def _set_wandb_proxy(loggers: str | Sequence[str], proxy: str) -> None:
         wandb.setup(settings=wandb.Settings(https_proxy=proxy))
 
 
+def log_with_flush() -> None:
+    """Take the argument `flush` in a call of a logger. verl passes it where separate_async starts with
+    hybrid_engine=False, and the run ends with a TypeError.
+
+    Replaces: verl.trainer.ppo.v1.trainer_separate_async.logger (verl 0.9.1)
+    """
+    from verl.trainer.ppo.v1 import trainer_separate_async
+
+    class WithFlush(logging.LoggerAdapter):
+        def process(self, msg: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            kwargs.pop("flush", None)
+            return msg, kwargs
+
+    if isinstance(trainer_separate_async.logger, logging.Logger):
+        trainer_separate_async.logger = WithFlush(trainer_separate_async.logger, {})
+
+
 class CarefulTaskRunner(_VerlTaskRunner):
     """verl's own task runner, which logs no credentials."""
 
     def run(self, config: DictConfig) -> None:
         """Nothing of a run's configuration that is a credential is logged."""
         hide_credentials()
+        log_with_flush()
         super().run(config)
 
 

@@ -18,6 +18,8 @@ from verl_ext.training.batch import StepBudget
 from verl_ext.typed_settings import SettingError, build, is_number, is_whole, require
 
 MODE = "allocated"
+VERLS_OWN = ("sync", "colocate_async", "separate_async")
+"""Trainer modes that are verl's: nothing under `allocation` is used."""
 UNGROUPED_ESTIMATORS = ("gae", "reinforce_plus_plus")
 
 

@@ -106,8 +106,7 @@ BY_ITSELF = [
     ("allocation", None, "verl_ext.main_ppo"),
     # what verl can do, but not together with rounds
     ("trainer.use_v1", False, "V1 trainer"),
-    ("trainer.v1.trainer_mode", "separate_async", "accepted is allocated"),
-    ("trainer.v1.trainer_mode", "colocate_async", "accepted is allocated"),
+    ("trainer.v1.trainer_mode", "async", "accepted is allocated"),
     ("reward.reward_model.enable", True, "enable_resource_pool"),
     ("algorithm.filter_groups", {"enable": True}, "dynamic_sampling"),
     ("algorithm.adv_estimator", "remax", "greedy rollout"),
@@ -286,6 +285,39 @@ def test_verls_own_trainer_is_checked_without_allocation():
     values = {"trainer.v1.trainer_mode": "sync", "allocation.max_rounds": 0, "trainer.nnodes": 0}
     (problem,) = problems_of(config_with(**values), with_verl=False)
     assert "trainer.nnodes=0" in problem
+
+
+SEPARATE_ASYNC = "trainer.v1.separate_async"
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("mode, setting, value, accepted", [
+    ("colocate_async", "actor_rollout_ref.hybrid_engine", False, "accepted is True"),
+    ("colocate_async", "trainer.v1.colocate_async.num_warmup_batches", -1, "at least 0"),
+    ("colocate_async", "trainer.v1.colocate_async.num_warmup_batches", 3, "1024 for each of 1 engines, and more"),
+    ("separate_async", f"{SEPARATE_ASYNC}.num_warmup_batches", 2.9, "999 for each of 1 engines"),
+    ("separate_async", f"{SEPARATE_ASYNC}.num_warmup_batches", "many", "at least 0"),
+    ("separate_async", f"{SEPARATE_ASYNC}.parameter_sync_step", 4, "number of mini-batches"),
+    ("separate_async", f"{SEPARATE_ASYNC}.parameter_sync_step", 0, "number of mini-batches"),
+    ("separate_async", f"{ROLLOUT}.nnodes", 0, "nodes of their own"),
+    ("separate_async", f"{ROLLOUT}.n_gpus_per_node", 0, "nodes of their own"),
+    ("separate_async", f"{ROLLOUT}.checkpoint_engine.backend", "naive", "accepted is gloo"),
+    ("separate_async", f"{ROLLOUT}.checkpoint_engine.backend", "nccl", "accepted is gloo"),
+    ("separate_async", "data.train_batch_size", 0, "at least 1"),
+])  # fmt: skip
+def test_what_verls_asynchronous_modes_cannot_run_with_is_named(mode, setting, value, accepted):
+    recipe = f"recipe=cpu/grpo_{mode}"
+    assert problems_of(config_with(recipe), with_verl=False) == []
+    (problem,) = problems_of(config_with(recipe, **{setting: value}), with_verl=False)
+    assert setting in problem and str(value) in problem and accepted in problem
+
+
+@pytest.mark.parametrize("more", [
+    {"actor_rollout_ref.rollout.max_num_seqs": 1024}, {"trainer.n_gpus_per_node": 2}, {"data.train_batch_size": 16}],
+    ids=["room in the server", "another engine", "fewer rollouts"])  # fmt: skip
+def test_as_many_in_flight_as_fit_are_accepted(more):
+    warmup = {"trainer.v1.colocate_async.num_warmup_batches": 3}
+    assert problems_of(config_with("recipe=cpu/grpo_colocate_async", **warmup, **more), with_verl=False) == []
 
 
 def test_problems_are_raised_together():

@@ -5,11 +5,14 @@ import random
 from types import SimpleNamespace
 
 from omegaconf import OmegaConf
+from verl.workers.rollout import llm_server
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from verl_ext.rollout.balancing import give_back, take_server
-from verl_ext.rollout.engine_client import GroupLLMClient
+from verl_ext.rollout.engine_client import GroupAsyncLLMClient, GroupLLMClient, SessionAborted
+from verl_ext.rollout.sessions import PROGRESS, Progress
 
 
 def test_what_verl_hangs_on_its_client_is_kept():
@@ -23,8 +26,18 @@ def test_what_verl_hangs_on_its_client_is_kept():
 
 
 def test_a_client_of_another_class_is_left_as_it_is():
-    client = FullyAsyncLLMServerClient(config=OmegaConf.create({}))
+    class Own(LLMServerClient):
+        pass
+
+    client = Own(config=OmegaConf.create({}))
     assert GroupLLMClient.wrap(client) is client
+
+
+def test_the_client_of_the_asynchronous_modes_has_one_of_its_own():
+    client = FullyAsyncLLMServerClient(config=OmegaConf.create({}), load_balancer_handle=object(), only_hybrid=True)
+    group_client = GroupLLMClient.wrap(client)
+    assert type(group_client) is GroupAsyncLLMClient and group_client._only_hybrid
+    assert group_client._load_balancer is client._load_balancer and group_client._leases == {}
 
 
 SERVERS = 64
@@ -103,7 +116,7 @@ class Server:
         return None
 
 
-def client_of(server, workers):
+def client_of(server, workers, kind=GroupLLMClient):
     """The client of one of so many workers, and a load balancer with one server."""
     balancer = GlobalRequestLoadBalancer({"s": server})
 
@@ -115,7 +128,7 @@ def client_of(server, workers):
     rollout = {"name": "vllm", "max_num_seqs": 64, "agent": {"num_workers": workers}}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
     handle = SimpleNamespace(__ray_call__=Remote(call))
-    return GroupLLMClient(config=config, load_balancer_handle=handle), balancer
+    return kind(config=config, load_balancer_handle=handle), balancer
 
 
 async def test_a_server_is_never_sent_more_than_leaves_room_for_control_calls():
@@ -142,3 +155,81 @@ async def test_sessions_that_are_not_sent_yet_end_at_once_when_their_group_is_ab
         server.free.set()
         await asyncio.gather(*sent, return_exceptions=True)
     assert client._permits["s"]._value == 8
+
+
+class SyncedServer:
+    """A server whose weights become those of version 2 while a request is answered: the request ends with what it has.
+
+    Later requests are kept until the weights are there, as verl's server does.
+    """
+
+    def __init__(self):
+        self.version, self.now, self.most, self.prompts = 1, 0, 0, []
+        self.paused, self.resumed, self.generate = asyncio.Event(), asyncio.Event(), Remote(self._generate)
+        self.__ray_call__ = Remote(self._call)
+
+    async def _generate(self, prompt_ids, sampling_params, **kwargs):
+        self.now, self.most = self.now + 1, max(self.most, self.now + 1)
+        self.prompts.append((list(prompt_ids), sampling_params["max_tokens"]))
+        try:
+            if not self.paused.is_set():
+                await self.paused.wait()
+                return self._output([7, 7], "aborted")
+            await self.resumed.wait()
+            return self._output([8], "completed")
+        finally:
+            self.now -= 1
+
+    def _output(self, tokens, reason):
+        return TokenOutput(token_ids=tokens, stop_reason=reason, extra_fields={"global_steps": self.version})
+
+    async def _call(self, function, *args):
+        return None
+
+    def sync(self):
+        self.version = 2
+        self.resumed.set()
+
+
+async def test_an_answer_goes_on_after_new_weights_and_waits_within_the_bound(monkeypatch):
+    sleep = asyncio.sleep
+    monkeypatch.setattr(llm_server.asyncio, "sleep", lambda seconds: sleep(0 if seconds == 1 else seconds))
+    server = SyncedServer()
+    client, balancer = client_of(server, 123, GroupAsyncLLMClient)
+    counted = Progress()
+    PROGRESS.set(counted)
+
+    def ask():
+        return asyncio.create_task(client.generate("r", prompt_ids=[1], sampling_params={"max_tokens": 5}))
+
+    async with client.group("g", 20, 1):
+        sent = [ask() for _ in range(20)]
+        await sleep(0.05)
+        server.paused.set()
+        await sleep(0.05)
+        assert server.now == 8, "those that wait for the weights leave room for the call that brings them"
+        server.sync()
+        outputs = await asyncio.gather(*sent)
+    assert server.most == 8
+    spliced = [output for output in outputs if output.token_ids == [7, 7, 8]]
+    assert len(spliced) == 8 and all(output.token_ids == [8] for output in outputs if output not in spliced)
+    assert {(o.extra_fields["min_global_steps"], o.extra_fields["max_global_steps"]) for o in spliced} == {(1, 2)}
+    assert server.prompts.count(([1, 7, 7], 3)) == 8, "the tokens so far are the prompt's, and count against its limit"
+    assert (counted.prompt_tokens, counted.response_tokens) == (1, 8 * 3 + 12)
+
+
+async def test_an_aborted_group_is_not_asked_for_again_after_new_weights(monkeypatch):
+    sleep = asyncio.sleep
+    monkeypatch.setattr(llm_server.asyncio, "sleep", lambda seconds: sleep(0 if seconds == 1 else seconds))
+    server = SyncedServer()
+    client, _ = client_of(server, 1, GroupAsyncLLMClient)
+    async with client.group("g", 4, 1):
+        sent = [
+            asyncio.create_task(client.generate("r", prompt_ids=[1], sampling_params={"max_tokens": 5}))
+            for _ in range(4)
+        ]
+        await sleep(0.05)
+        await client.abort(["g"])
+        server.paused.set()
+        ended = await asyncio.gather(*sent, return_exceptions=True)
+    assert [type(error) for error in ended] == [SessionAborted] * 4 and len(server.prompts) == 4

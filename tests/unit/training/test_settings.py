@@ -8,12 +8,15 @@ from omegaconf import OmegaConf
 
 import verl_ext.main_ppo as main_ppo
 from verl_ext.checks.allocation_settings import check_config
-from verl_ext.training.training_settings import rows_multiple
+from verl_ext.checks.async_modes import async_problems
+from verl_ext.checks.unread import check_unread
+from verl_ext.training.training_settings import VERLS_OWN, rows_multiple
 from verl_ext.typed_settings import SettingError
 
 RECIPES = sorted(
     path.stem for path in (Path(main_ppo.__file__).parent / "configs/recipe/cpu").glob("*.yaml") if path.stem != "base"
 )
+OF_VERLS_MODES = ["grpo_colocate_async", "grpo_separate_async"]
 
 
 def composed(*overrides):
@@ -23,16 +26,24 @@ def composed(*overrides):
     return config
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe not in OF_VERLS_MODES])
 def test_every_recipe_composes_and_passes(recipe):
     settings, budget = check_config(composed(f"recipe=cpu/{recipe}"))
     assert budget.optimizer_steps == 2 and budget.rollouts >= 256
     assert settings.max_rounds == 8
 
 
+@pytest.mark.parametrize("recipe", OF_VERLS_MODES)
+def test_a_recipe_of_verls_own_mode_has_all_that_the_mode_needs(recipe):
+    config = composed(f"recipe=cpu/{recipe}")
+    assert config.trainer.v1.trainer_mode == recipe.removeprefix("grpo_") in VERLS_OWN
+    assert async_problems(config) == [] and check_unread(config).warnings == ()
+    slots = {"colocate_async": 1, "separate_async": 2}[config.trainer.v1.trainer_mode]
+    assert config.ray_kwargs.ray_init.num_gpus == slots
+
+
 REFUSED = [
-    (["trainer.v1.trainer_mode=separate_async"], "trainer.v1.trainer_mode=separate_async.*accepted is allocated"),
-    (["trainer.v1.trainer_mode=colocate_async"], "trainer.v1.trainer_mode=colocate_async"),
+    (["trainer.v1.trainer_mode=async"], "trainer.v1.trainer_mode='async': accepted is allocated.*colocate_async"),
     (["trainer.use_v1=False"], "trainer.use_v1=False"),
     (["allocation.allocator.group_size=4"], "group_size=4 contradicts actor_rollout_ref.rollout.n=8"),
     (["allocation/downsampler=max_variance", "allocation.downsampler.keep=9"], "keep.*9"),
