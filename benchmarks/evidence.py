@@ -28,6 +28,8 @@ LEADING = ("grpo_64x4", OURS, "greso_64x4")
 """The baseline, and the recipes that could be the best of some regime: 3 policies x 8 seeds of each."""
 NEXT = ("greso_sara", "cero", "mopps_64x4")
 """Those that were thought to be, with fewer runs."""
+SPACING = ("mopps_64x4+selector.spacing:0.5", "mopps_64x4+selector.spacing:0.75")
+"""How long a prompt rests, of a rule that scores candidates; 0 is `mopps_64x4`."""
 OTHERS = (
     "grpo", "sara", "vip_64x4", "hora", "knapsack", "reinforce_ada", "dapo", "dps", "dps_sara",
     "cero_sara", "ar3po",
@@ -49,7 +51,7 @@ class Part:
     """Runs that are made together."""
 
     stage: str
-    """lead: the recipes that matter; next, screen: others, fewer runs; sizes: group sizes."""
+    """lead: the recipes that matter; next, screen: others, fewer runs; sizes: group sizes; spacing: of selectors."""
     recipes: tuple[str, ...]
     """Of the laboratory's table."""
     regimes: tuple[tuple[str, float | None], ...]
@@ -61,10 +63,12 @@ class Part:
 
 
 PLAN = (
-    Part("lead", LEADING, CORE + UNSEEN, (1, 2, 3), tuple(range(8))),
+    Part("lead", LEADING, CORE + UNSEEN, (1, 2, 3), (0, 1, 2)),
     Part("screen", OTHERS, SCREEN, (1,), (0, 1)),
     Part("sizes", SIZES, SCREEN, (1,), (0, 1)),
     Part("next", NEXT, CORE + UNSEEN, (1, 2, 3), (0, 1, 2)),
+    Part("spacing", SPACING, CORE[:2], (1, 2, 3), (0,)),
+    Part("lead", LEADING, CORE + UNSEEN, (1, 2, 3), tuple(range(3, 8))),
 )
 """In this order, so that a run that is cut off has the most telling part."""
 
