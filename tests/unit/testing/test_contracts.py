@@ -49,7 +49,7 @@ SELECTORS = [
     ("mopps", {"forget": 0.8}),
     ("greso", {}),
     ("expected_signal", {}),
-    ("expected_signal", {"room": 0.0, "forget": 1.0, "least": 0.5}),
+    ("expected_signal", {"room": 0.0, "forget": 1.0, "least": 0.5, "cost": "tokens"}),
     ("cero", {"rounds": 8}),
     ("cero", {"rounds": 8, "schedule": "epoch", "budget": 600}),
     ("cero", {"rounds": 8, "schedule": "epoch", "budget": 600, "dual": "virtual"}),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..metric import Metric
 from ..prompt_pool import PromptPool
 from ..registry import register_selector
 from ..signal import expected_value
-from ..state import rng_for
+from ..state import check_keys, rng_for
 from ..success_rates import GRID, SuccessRates
 from .selector import Selector, SelectorSettings
 
@@ -27,6 +27,9 @@ class ExpectedSignalSettings(SelectorSettings):
     room: float = 2.0
     """How much less groups of many right answers are worth: by (1 - s / n)^room. 0: failures of nearly solved prompts
     count as much as successes of nearly hopeless ones."""
+    cost: Literal["rollouts", "tokens"] = "rollouts"
+    """What a prompt's expected signal is divided by: ``rollouts``, nothing, since all groups have as many; ``tokens``,
+    the mean length of its answers at its last visit, over that of all prompts."""
     least: float = 0.02
     """Least probability of offering a prompt at its turn."""
     seed: int = 0
@@ -51,7 +54,8 @@ class ExpectedSignal(Selector):
     that was never looked at is offered for certain.
 
     Why in proportion: what a prompt says repeats itself. If its j-th visit is worth w / j, then m visits are worth
-    about w log m, and sum_i w_i log m_i under sum_i m_i = M is largest at m_i = M w_i / sum w: in proportion to w.
+    about w log m, and sum_i w_i log m_i under sum_i l_i m_i = L, l_i being what a visit costs, is largest at m_i in
+    proportion to w_i / l_i. With ``cost: tokens`` the probability is max(least, min(1, w / w_max x mean(l) / l)).
     """
 
     Settings = ExpectedSignalSettings
@@ -59,6 +63,7 @@ class ExpectedSignal(Selector):
     def __init__(self, settings: ExpectedSignalSettings) -> None:
         super().__init__(settings)
         self._rates = SuccessRates(settings.forget)
+        self._lengths: dict[int, float] = {}  # by prompt, with cost: tokens
 
     def begin_step(self, step: int, pool: PromptPool) -> None:
         super().begin_step(step, pool)
@@ -83,7 +88,15 @@ class ExpectedSignal(Selector):
     def probabilities(self, rows: list[int]) -> np.ndarray:
         """(rows,), of being offered at their turn."""
         known = np.array([row in self._rates.counts for row in rows])
-        return np.where(known, np.maximum(self._rates.posterior(rows) @ self._worth, self.settings.least), 1.0)
+        signal = self._rates.posterior(rows) @ self._worth
+        if self._lengths:
+            mean = sum(self._lengths.values()) / len(self._lengths)
+            signal *= [mean / self._lengths.get(row, mean) for row in rows]
+        return np.where(known, np.clip(signal, self.settings.least, 1.0), 1.0)
+
+    def answered(self, prompt_row: int, tokens: Sequence[int]) -> None:
+        if self.settings.cost == "tokens" and sum(tokens):
+            self._lengths[prompt_row] = sum(tokens) / len(tokens)
 
     def observe(self, prompt_row: int, successes: int, trials: int, group_size: int) -> None:
         if trials:
@@ -106,8 +119,11 @@ class ExpectedSignal(Selector):
     }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """24 bytes a prompt seen."""
-        return self._rates.state_dict()
+        """24 bytes a prompt seen, with ``cost: tokens`` 40."""
+        rows, lengths = np.array(list(self._lengths), np.int64), np.array(list(self._lengths.values()), np.float64)
+        return {"rates": self._rates.state_dict(), "rows": rows, "lengths": lengths}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rates.load_state_dict(state)
+        check_keys("expected_signal", state, ("rates", "rows", "lengths"))
+        self._rates.load_state_dict(state["rates"])
+        self._lengths = dict(zip(state["rows"].tolist(), state["lengths"].tolist(), strict=True))

@@ -23,7 +23,7 @@ def test_others_are_offered_by_the_posterior_of_what_a_group_adds():
     run = ByHand("expected_signal", prompts, groups=prompts, forget=0.5, least=0.02)
     kind = np.arange(prompts) % 3
     run.step(lambda row: ((0, 3, 8)[kind[row]], 8), want=prompts)
-    prior = run.selector.state_dict()["prior"]
+    prior = run.selector.state_dict()["rates"]["prior"]
     offered = np.zeros(prompts, bool)
     offered[run.step(want=prompts)] = True
     s = np.arange(k + 1)
@@ -59,9 +59,22 @@ def test_the_pool_says_whether_unsolved_prompts_are_worth_a_visit():
     assert hard[0.08] > 2 * hopeless[0.0]
 
 
+@pytest.mark.parametrize("cost", ["rollouts", "tokens"])
+def test_by_tokens_a_prompt_of_answers_twice_as_long_is_offered_half_as_often(cost):
+    prompts = 6000
+    run = ByHand("expected_signal", prompts, groups=prompts, cost=cost)
+    for row in run.step(lambda row: (7, 8), want=prompts):  # nearly solved: far from certain to be offered
+        run.selector.answered(row, [100 * (1 + row % 2)] * 8)
+    offered = np.zeros(prompts, bool)
+    offered[run.step(want=prompts)] = True
+    short, long = offered[::2].mean(), offered[1::2].mean()
+    assert 0.05 < long and short / long == pytest.approx(2 if cost == "tokens" else 1, rel=0.2)
+
+
 @pytest.mark.bad_input
 def test_settings_are_checked_by_name():
     for bad, named in [({"forget": 1.5}, "forget=1.5"), ({"room": -1.0}, "room=-1.0"), ({"least": 0.0}, "least=0.0"),
-                       ({"seed": -1}, "seed=-1"), ({"room": "much"}, "room='much'")]:  # fmt: skip
+                       ({"seed": -1}, "seed=-1"), ({"cost": "time"}, "cost='time'"),
+                       ({"room": "much"}, "room='much'")]:  # fmt: skip
         with pytest.raises(SettingError, match=f"allocation.selector.{named}"):
             make_selector("expected_signal", **bad)
