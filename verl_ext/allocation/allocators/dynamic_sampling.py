@@ -64,7 +64,8 @@ class DynamicSampling(Allocator):
 
     def check_carry(self) -> None:
         stale, reason = self.settings.max_staleness, self.needs_rounds
-        require(stale == 0, "allocator.max_staleness", stale, "0 with allocation.async.carry, whose max_lag says it")
+        require(stale == 0, "allocation.allocator.max_staleness", stale,
+                "0 with allocation.async.carry, whose max_lag says it")  # fmt: skip
         if reason is not None:
             raise refused("allocation.async.carry", "above 0", f"0: {reason}")
 

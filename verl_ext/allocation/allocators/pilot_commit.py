@@ -159,10 +159,10 @@ class PilotCommit(Allocator):
     def check_carry(self) -> None:
         """A pilot of one version and its commit of the next are what carrying is: ``binding`` says nothing more."""
         settings = self.settings
-        require(not settings.flush, "allocator.flush", settings.flush, "false with allocation.async.carry")
-        require(settings.buffer_size is None, "allocator.buffer_size", settings.buffer_size,
+        require(not settings.flush, "allocation.allocator.flush", settings.flush, "false with allocation.async.carry")
+        require(settings.buffer_size is None, "allocation.allocator.buffer_size", settings.buffer_size,
                 "null with allocation.async.carry: as many as are in hand")  # fmt: skip
-        require(settings.wave == "need", "allocator.wave", settings.wave, "need with allocation.async.carry")
+        require(settings.wave == "need", "allocation.allocator.wave", settings.wave, "need with allocation.async.carry")
 
     @property
     def readmits(self) -> bool:

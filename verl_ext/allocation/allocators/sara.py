@@ -155,9 +155,9 @@ class Sara(Allocator):
 
     def check_carry(self) -> None:
         settings = self.settings
-        require(settings.max_staleness == 0, "allocator.max_staleness", settings.max_staleness,
+        require(settings.max_staleness == 0, "allocation.allocator.max_staleness", settings.max_staleness,
                 "0 with allocation.async.carry, whose max_lag says it")  # fmt: skip
-        require(settings.audit_fraction == 0, "allocator.audit_fraction", settings.audit_fraction,
+        require(settings.audit_fraction == 0, "allocation.allocator.audit_fraction", settings.audit_fraction,
                 "0 with allocation.async.carry: a step would wait for its audits")  # fmt: skip
 
     def whole(self, ctx) -> list[Group]:

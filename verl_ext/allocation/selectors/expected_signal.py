@@ -10,16 +10,15 @@ import numpy as np
 
 from ...typed_settings import require
 from ..metric import Metric
-from ..prompt_pool import PromptPool
 from ..registry import register_selector
 from ..signal import expected_value
-from ..state import check_keys, rng_for
+from ..state import check_keys
 from ..success_rates import GRID, SuccessRates
-from .selector import Selector, SelectorSettings
+from .skipping import Skipping, SkippingSettings
 
 
 @dataclass(frozen=True)
-class ExpectedSignalSettings(SelectorSettings):
+class ExpectedSignalSettings(SkippingSettings):
     """Settings of expected signal."""
 
     forget: float = 0.8
@@ -32,18 +31,15 @@ class ExpectedSignalSettings(SelectorSettings):
     the mean length of its answers at its last visit, over that of all prompts."""
     least: float = 0.02
     """Least probability of offering a prompt at its turn."""
-    seed: int = 0
-    """Seed of the skipping."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.forget <= 1, "allocation.selector.forget", self.forget, "a number in [0, 1]")
         require(0 <= self.room < float("inf"), "allocation.selector.room", self.room, "a finite number of 0 or more")
-        require(0 < self.least <= 1, "allocation.selector.least", self.least, "a number in (0, 1]")
-        require(self.seed >= 0, "allocation.selector.seed", self.seed, "an integer of 0 or more")
 
 
 @register_selector("expected_signal")
-class ExpectedSignal(Selector):
+class ExpectedSignal(Skipping):
     """The pool's order, in which a prompt is offered at its turn with probability max(least, w / w_max).
 
     w is what a group of the prompt is expected to add to the gradient, and so to held-out success: E[v(S, k)]
@@ -65,33 +61,17 @@ class ExpectedSignal(Selector):
         self._rates = SuccessRates(settings.forget)
         self._lengths: dict[int, float] = {}  # by prompt, with cost: tokens
 
-    def begin_step(self, step: int, pool: PromptPool) -> None:
-        super().begin_step(step, pool)
-        self._rng = rng_for(self.settings.seed, "expected signal", step)
-        self._offered = self._skipped = 0
-
     def step_budget(self, groups: int, group_size: int, rollouts: int) -> int:
         worth = expected_value(GRID, group_size, self.settings.room)
         self._worth = worth / worth.max()
         return rollouts
 
-    def select(self, n: int) -> list[int]:
-        assert self.pool is not None, "begin_step comes first"
-        chosen: list[int] = []
-        while len(chosen) < n and (rows := self.pool.take(n - len(chosen))):
-            keep = self._rng.random(len(rows)) < self.probabilities(rows)
-            chosen += [row for row, kept in zip(rows, keep.tolist(), strict=True) if kept]
-            self._skipped += int((~keep).sum())
-        self._offered += len(chosen)
-        return chosen
-
-    def probabilities(self, rows: list[int]) -> np.ndarray:
-        """(rows,), of being offered at their turn."""
-        known = np.array([row in self._rates.counts for row in rows])
+    def probabilities(self, rows: np.ndarray) -> np.ndarray:
+        known = np.array([row in self._rates.counts for row in rows.tolist()])
         signal = self._rates.posterior(rows) @ self._worth
         if self._lengths:
             mean = sum(self._lengths.values()) / len(self._lengths)
-            signal *= [mean / self._lengths.get(row, mean) for row in rows]
+            signal *= [mean / self._lengths.get(row, mean) for row in rows.tolist()]
         return np.where(known, np.clip(signal, self.settings.least, 1.0), 1.0)
 
     def answered(self, prompt_row: int, tokens: Sequence[int]) -> None:
@@ -103,17 +83,12 @@ class ExpectedSignal(Selector):
             self._rates.observe(prompt_row, successes, trials)
 
     def end_step(self) -> None:
+        super().end_step()
         self._rates.fit()
-        drawn = self._offered + self._skipped
-        self._numbers = {
-            "skipped": float(self._skipped),
-            "skipped_share": self._skipped / drawn if drawn else 0.0,
-            "hopeless_share": float(self._rates.prior[0]),
-        }
+        self._numbers["hopeless_share"] = float(self._rates.prior[0])
 
     METRICS = {
-        "skipped": Metric("prompts that were skipped", "prompts"),
-        "skipped_share": Metric("`skipped` of the prompts drawn", "share", "near 1: hardly anything is left"),
+        **Skipping.METRICS,
         "hopeless_share": Metric("prompts of the pool that the fitted prior takes for hopeless", "share",
                                  "high: wrong labels, or prompts far too hard"),
     }  # fmt: skip
