@@ -6,7 +6,7 @@ from __future__ import annotations
 import glob
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from verl_ext.launch.comparison_plan import NOTE, CompareError, read_note
 from verl_ext.masking import masked
 from verl_ext.runs.ledger_check import ledger_faults, malformed
-from verl_ext.runs.records import ABOUT, CONFIG, Run, RunError, read_config, read_run
+from verl_ext.runs.records import ABOUT, CONFIG, METRICS, Run, RunError, read_config, read_run
 from verl_ext.runs.step_line import held_out
 
 AXES = {"rollouts": "rollouts", "tokens": "generated tokens", "hours": "hours", "steps": "training steps"}
@@ -155,16 +155,14 @@ def find(root: Path | None, patterns: Iterable[str]) -> list[Path]:
     Raises:
         CompareError: a pattern matches no run's folder.
     """
+    given = {None: sorted(root.iterdir()) if root is not None and root.is_dir() else []}
+    given |= {pattern: [Path(match) for match in sorted(glob.glob(pattern))] for pattern in patterns}
     found: dict[Path, Path] = {}
-    if root is not None and root.is_dir():
-        for path in sorted(root.iterdir()):
-            if (path / "metrics.jsonl").is_file():
-                found.setdefault(path.resolve(), path)
-    for pattern in patterns:
-        matches = [Path(match) for match in sorted(glob.glob(pattern)) if (Path(match) / "metrics.jsonl").is_file()]
-        if not matches:
-            raise CompareError(f"folders: {pattern!r} matches no folder with a metrics.jsonl")
-        for path in matches:
+    for pattern, paths in given.items():
+        runs = [path for path in paths if (path / METRICS).is_file()]
+        if not runs and pattern is not None:
+            raise CompareError(f"folders: {pattern!r} matches no folder with a {METRICS}")
+        for path in runs:
             found.setdefault(path.resolve(), path)
     return list(found.values())
 
@@ -200,33 +198,26 @@ def _measure(data: RunData) -> None:
             data.estimate += " (mean of the sets)"
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings by dotted name."""
-    flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            yield f"{prefix}{key}", value
 
 
-_RUNS_OWN = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "allocation.seed", "seed")
+_RUNS_OWN = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "seed")
 
 
 def differing_settings(runs: Sequence[RunData]) -> dict[str, dict[str, Any]]:
     """Settings that are not the same in all recipes: {setting: {recipe: value}}; seeds and names left out."""
-    flat = {}
-    for data in runs:
-        if data.config:
-            flat.setdefault(data.recipe, flatten(data.config))
-    names = sorted({name for settings in flat.values() for name in settings})
+    flat = {data.recipe: dict(_flat(data.config)) for data in reversed(runs) if data.config}
+    flat = {recipe: flat[recipe] for recipe in dict.fromkeys(data.recipe for data in runs) if recipe in flat}
     found = {}
-    for name in names:
-        if name in _RUNS_OWN or name.endswith(".seed") or name == "data.seed":
-            continue
+    for name in sorted({name for settings in flat.values() for name in settings}):
         values = {recipe: settings.get(name, "not there") for recipe, settings in flat.items()}
-        if len({repr(value) for value in values.values()}) > 1:
+        if len({repr(value) for value in values.values()}) > 1 and name not in _RUNS_OWN and not name.endswith(".seed"):
             found[name] = values
     return found
 

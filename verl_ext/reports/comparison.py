@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,32 +43,22 @@ def compare(runs: Sequence[RunData], baseline: str | None = None, target: float 
     given = target is not None
     target = _default_target(groups[baseline]) if target is None else target
     common = {axis: _common(runs, axis) for axis in AXES}
-    recipes = {name: _recipe(group, common, target) for name, group in groups.items()}
+    recipes = {name: _recipe(group, common["rollouts"]) for name, group in groups.items()}
     for name, found in recipes.items():
-        found["to_target"] = {
-            axis: _to_target(groups[name], groups[baseline], axis, target, name == baseline) for axis in AXES
-        }
-    differences = _differences(groups, baseline, common["rollouts"])
-    return {
+        reference = None if name == baseline else groups[baseline]
+        found["to_target"] = {axis: _to_target(groups[name], reference, axis, target) for axis in AXES}
+    comparison = {
         "baseline": baseline,
         "target": target,
         "target_given": given,
         "estimate": next((data.estimate for data in runs if data.estimate), ""),
         "common": common,
         "recipes": recipes,
-        "differences": differences,
-        "sentences": sentences(
-            recipes,
-            differences,
-            baseline,
-            common["rollouts"],
-            target,
-            unmeasured=[str(data.folder) for data in runs if not data.points],
-            at_the_start=[str(data.folder) for data in runs if data.points and data.points[-1]["rollouts"] <= 0],
-        ),
+        "differences": _differences(groups, baseline, common["rollouts"]),
         "settings": differing_settings(runs),
         "runs": [_run(data) for data in runs],
     }
+    return comparison | {"sentences": _sentences(comparison)}
 
 
 def check_target(target: Any) -> None:
@@ -109,29 +100,21 @@ def _mean(values: Sequence[float]) -> dict[str, Any] | None:
     return {"mean": sum(values) / len(values), "low": low, "high": high, "values": values}
 
 
-def _recipe(group: Sequence[RunData], common: dict[str, float | None], target: float | None) -> dict[str, Any]:
+def _recipe(group: Sequence[RunData], equal: float | None) -> dict[str, Any]:
     validated = [data for data in group if data.points]
     curves = {}
-    for axis in AXES:
-        if not validated:
-            continue
+    for axis in AXES if validated else ():
         end = min(data.points[-1][axis] for data in validated)
         start = max(data.points[0][axis] for data in validated)
         grid = np.linspace(start, end, _GRID) if end > start else np.array([end])
         values = np.array([interpolate(_curve(data, axis), grid) for data in validated])
-        interval = bootstrap_mean(values)
-        curves[axis] = {
-            "x": grid.tolist(),
-            "mean": values.mean(axis=0).tolist(),
-            "low": None if interval is None else interval[0].tolist(),
-            "high": None if interval is None else interval[1].tolist(),
-        }
-    equal = common["rollouts"]
+        low, high = bootstrap_mean(values) or (None, None)
+        lines = {"x": grid, "mean": values.mean(0), "low": low, "high": high}
+        curves[axis] = {name: None if line is None else line.tolist() for name, line in lines.items()}
     shares = [data.run.series("allocation/effective_share") for data in group]
-    fates: dict[str, int] = {}
+    fates: Counter[str] = Counter()
     for data in group:
-        for fate, n in data.fates().items():
-            fates[fate] = fates.get(fate, 0) + n
+        fates.update(data.fates())
     groups = [data.effective_groups() for data in group]
     per_group = [data.totals["rollouts"] / n for data, n in zip(group, groups, strict=True) if n]
     return {
@@ -146,7 +129,7 @@ def _recipe(group: Sequence[RunData], common: dict[str, float | None], target: f
         "effective_share": _mean([sum(values) / len(values) for _, values in shares if values]),
         "share_by_step": _by_step(shares),
         "rollouts_per_effective_group": _mean(per_group),
-        "fates": fates,
+        "fates": dict(fates),
         "predictions": [pair for data in group for pair in data.predictions()],
         "faults": [f"{data.folder}: {fault}" for data in group for fault in data.faults()[:3]],
         "ledgers": sum(bool(data.run.ledger) for data in group),
@@ -164,26 +147,25 @@ def _by_step(series: Sequence[tuple[list[int], list[float]]]) -> dict[str, list[
 
 
 def _to_target(
-    group: Sequence[RunData], reference: Sequence[RunData], axis: str, target: float | None, is_baseline: bool
+    group: Sequence[RunData], reference: Sequence[RunData] | None, axis: str, target: float | None
 ) -> dict[str, Any]:
-    """Cost of reaching the target, and its ratio to the baseline where all runs of both reached it.
+    """Cost of reaching the target, and its ratio to the baseline (the reference) where all runs of both reached it.
 
     Of the runs that were validated: what the others reached is not known.
     """
-    group, reference = ([data for data in runs if data.points] for runs in (group, reference))
-    found: dict[str, Any] = {"reached": 0, "of": len(group), "needed": None, "ratio": None}
-    if target is None or not group:
-        return found
-    own = [first_reach(_curve(data, axis), target) for data in group]
-    theirs = [first_reach(_curve(data, axis), target) for data in reference]
-    found["reached"] = sum(value is not None for value in own)
-    if None in own:
-        return found
-    found["needed"] = _mean(own)
-    if not is_baseline and theirs and None not in theirs and all(value > 0 for value in theirs):
-        ratio, low, high = bootstrap_ratio(own, theirs)
-        several = len(own) > 1 and len(theirs) > 1
-        found["ratio"] = {"mean": ratio, "low": low if several else None, "high": high if several else None}
+
+    def costs(runs: Sequence[RunData]) -> list[float | None]:
+        return [first_reach(_curve(data, axis), target) for data in runs if data.points and target is not None]
+
+    own, theirs = costs(group), costs(reference or ())
+    found: dict[str, Any] = {"reached": sum(value is not None for value in own),
+                             "of": sum(bool(data.points) for data in group), "needed": None, "ratio": None}  # fmt: skip
+    if own and None not in own:
+        found["needed"] = _mean(own)
+        if theirs and all(theirs):
+            ratio, low, high = bootstrap_ratio(own, theirs)
+            several = len(own) > 1 and len(theirs) > 1
+            found["ratio"] = {"mean": ratio, "low": low if several else None, "high": high if several else None}
     return found
 
 
@@ -201,26 +183,15 @@ def _differences(groups: dict[str, list[RunData]], baseline: str, equal: float |
     return known
 
 
-def sentences(
-    recipes: dict[str, Any],
-    differences: dict[str, Any],
-    baseline: str,
-    equal: float | None,
-    target: float | None,
-    unmeasured: Sequence[str] = (),
-    at_the_start: Sequence[str] = (),
-) -> list[str]:
-    """The result in sentences.
-
-    Args:
-        unmeasured: folders of runs without held-out accuracy.
-        at_the_start: folders of runs whose last validation is at 0 rollouts.
-    """
-    others = [name for name in recipes if name != baseline]
-    if not others:
-        return [f"Only {baseline} was run: there is nothing to compare it with."]
+def _sentences(comparison: dict[str, Any]) -> list[str]:
+    """The result in sentences."""
+    recipes, runs, equal = comparison["recipes"], comparison["runs"], comparison["common"]["rollouts"]
+    if len(recipes) == 1:
+        return [f"Only {comparison['baseline']} was run: there is nothing to compare it with."]
+    unmeasured = [run["folder"] for run in runs if not run["points"]]
+    at_the_start = [run["folder"] for run in runs if run["points"] and run["points"][-1]["rollouts"] <= 0]
     if equal is not None:
-        said = _separation(differences, baseline, others, equal, "every validated run" if unmeasured else "every run")
+        said = _separation(comparison, "every validated run" if unmeasured else "every run")
     elif at_the_start:
         said = [
             "Nothing can be said about held-out accuracy at equal rollouts: the last validation is at 0 rollouts in "
@@ -230,22 +201,21 @@ def sentences(
         return ["Held-out accuracy was not measured in all runs: nothing can be said about it."]
     if unmeasured:
         said.append(f"Left out, for want of a held-out accuracy: {', '.join(unmeasured)}.")
-    if target is not None:
-        reaches = {name: recipes[name]["to_target"]["rollouts"] for name in recipes}
-        short = [
-            f"{name} ({reach['of'] - reach['reached']} of {reach['of']} runs)"
-            for name, reach in reaches.items()
-            if reach["reached"] < reach["of"]
-        ]
+    if comparison["target"] is not None:
+        reaches = {name: found["to_target"]["rollouts"] for name, found in recipes.items()}
+        short = [f"{name} ({reach['of'] - reach['reached']} of {reach['of']} runs)"
+                 for name, reach in reaches.items() if reach["reached"] < reach["of"]]  # fmt: skip
         if short:
-            said.append(f"Short of {target:g}: {', '.join(short)}.")
-    if any(recipes[name]["faults"] for name in recipes):
+            said.append(f"Short of {comparison['target']:g}: {', '.join(short)}.")
+    if any(found["faults"] for found in recipes.values()):
         said.append("The ledger of a run does NOT add up; see below.")
     return said
 
 
-def _separation(differences: dict[str, Any], baseline: str, others: Sequence[str], equal: float, who: str) -> list[str]:
+def _separation(comparison: dict[str, Any], who: str) -> list[str]:
     """Which recipes differ from the baseline at equal rollouts."""
+    baseline, differences = comparison["baseline"], comparison["differences"]
+    equal = comparison["common"]["rollouts"]
     said = []
     where = f"at {equal:,.0f} rollouts, which {who} has reached,"
     separate = {name: test for name, test in differences.items() if test["separates"]}
@@ -268,7 +238,7 @@ def _separation(differences: dict[str, Any], baseline: str, others: Sequence[str
         rest = [name for name in differences if name not in separate]
         if rest:
             said.append(f"Not separated from {baseline}: {', '.join(rest)}.")
-    untested = [name for name in others if name not in differences]
+    untested = [name for name in comparison["recipes"] if name != baseline and name not in differences]
     if untested and differences:
         said.append(f"Not tested, for want of seeds: {', '.join(untested)}.")
     return said

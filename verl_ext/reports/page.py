@@ -9,115 +9,12 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from verl_ext.reports.drawing import CONFIG, DARK_OF, Chart, library
 
-_STYLE = """
-:root{color-scheme:light dark;--ink:#222;--soft:#5f5f5f;--ground:#f6f6f4;--card:#fff;--line:#e2e2de;--head:#fafaf8;
---said:#0072b2}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e6e3;--soft:#a9a9a6;--ground:#141518;--card:#1e2024;--line:#3a3d42;
---head:#26292e;--said:#69d2ff}}
-*{box-sizing:border-box}
-body{margin:0;font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--ground)}
-main{max-width:1320px;margin:0 auto;padding:24px 28px 60px}
-h1{font-size:1.6rem;margin:0 0 .2em;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:2em 0 .5em}
-h3{font-size:1rem;margin:0 0 .1em}
-p{margin:.4em 0}small,.note{color:var(--soft);font-size:.82rem;overflow-wrap:anywhere}
-section.card,ul.said{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 16px}
-ul.said{list-style:none;margin:1em 0;border-left:5px solid var(--said);overflow-wrap:anywhere}ul.said li{margin:.25em 0}
-ul.said li:first-child{font-weight:600}
-.grid{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:16px}
-.plot{width:100%;min-height:200px}
-button{font:inherit;font-size:.86rem;color:inherit;border:1px solid var(--line);border-radius:99px;
-background:var(--card);padding:2px 12px;cursor:pointer}
-.save button{font-size:.74rem;padding:0 8px;color:var(--soft)}
-.chips{position:sticky;top:0;z-index:2;background:var(--ground);padding:8px 0;display:flex;flex-wrap:wrap;gap:8px}
-.chips button[aria-pressed=false]{opacity:.4;text-decoration:line-through}
-.dot{display:inline-block;width:.75em;height:.75em;border-radius:50%;margin-right:.45em;background:var(--light)}
-@media(prefers-color-scheme:dark){.dot{background:var(--dark)}}
-pre{margin:0;padding:12px 14px;font-size:.82rem;line-height:1.45}
-.scroll{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:8px}
-table{border-collapse:collapse;width:100%;font-size:.86rem}
-th,td{padding:7px 11px;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
-th{background:var(--head);cursor:pointer;font-weight:600;vertical-align:bottom}
-td.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}td.n small{display:block}
-th[aria-sort=ascending]::after{content:" \\25B2"}th[aria-sort=descending]::after{content:" \\25BC"}
-td:first-child{white-space:nowrap}
-td.long{min-width:220px;overflow-wrap:anywhere;white-space:pre-wrap}
-td.long>div{max-height:11em;overflow-y:auto}
-details>summary{cursor:pointer;margin:2em 0 .5em;font-weight:600}
-@media(max-width:820px){.grid{grid-template-columns:minmax(0,1fr)}main{padding:14px 12px 40px}
-h1{font-size:1.3rem}th,td{padding:6px 8px}section.card{padding:10px 8px}}
-"""
-
-_SCRIPT = """
-(() => {
-const read = id => JSON.parse(document.getElementById(id).textContent);
-const charts = read('charts'), look = read('look'), hidden = new Set(), views = {};
-const dark = matchMedia('(prefers-color-scheme: dark)');
-const shade = value => !dark.matches ? value
-  : JSON.parse(JSON.stringify(value).replace(/#[0-9a-f]{6}/g, colour => look.dark[colour] ?? colour));
-async function draw() {
-  await Promise.all(charts.map(async chart => {
-    const place = document.getElementById(chart.id), config = structuredClone(look.config);
-    config.legend.columns = Math.max(1, Math.floor(place.clientWidth / 180));
-    config.legend.labelLimit = place.clientWidth - 80;
-    const values = chart.spec.data.values.filter(row => !hidden.has(row.recipe ?? row.name));
-    const spec = {...chart.spec, width: 'container', height: chart.height, data: {values},
-                  autosize: {type: 'fit-x', contains: 'padding'}};
-    const found = await vegaEmbed(place, shade(spec), {renderer: 'svg', actions: false, config: shade(config)});
-    views[chart.id] = found.view;
-  }));
-  document.documentElement.dataset.drawn = String(charts.length);
-}
-function csv(rows) {
-  const names = [...new Set(rows.flatMap(Object.keys))];
-  const quote = value => /[",\\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
-  return [names, ...rows.map(row => names.map(name => row[name] ?? ''))]
-    .map(row => row.map(value => quote(String(value))).join(',')).join('\\n') + '\\n';
-}
-async function save(id, kind) {
-  const rows = charts.find(chart => chart.id === id).spec.data.values;
-  const href = kind === 'csv' ? URL.createObjectURL(new Blob([csv(rows)], {type: 'text/csv'}))
-    : await views[id].toImageURL(kind, 2);
-  Object.assign(document.createElement('a'), {href, download: `${id}.${kind}`}).click();
-}
-for (const button of document.querySelectorAll('.save button')) {
-  button.onclick = () => save(button.dataset.chart, button.dataset.kind);
-}
-for (const button of document.querySelectorAll('.chips button')) {
-  button.onclick = () => {
-    const name = button.dataset.recipe;
-    hidden.has(name) ? hidden.delete(name) : hidden.add(name);
-    button.setAttribute('aria-pressed', String(!hidden.has(name)));
-    draw();
-  };
-}
-function sort(head) {
-  const table = head.closest('table'), body = table.tBodies[0];
-  const column = [...head.parentNode.children].indexOf(head);
-  const down = head.getAttribute('aria-sort') === 'ascending';
-  for (const other of head.parentNode.children) other.setAttribute('aria-sort', 'none');
-  head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
-  const key = row => row.cells[column].dataset.key;
-  const rows = [...body.rows], empty = row => key(row) === '' ? 1 : 0;
-  rows.sort((a, b) => {
-    if (empty(a) || empty(b)) return empty(a) - empty(b);
-    const x = Number(key(a)), y = Number(key(b));
-    const order = isNaN(x) || isNaN(y) ? key(a).localeCompare(key(b)) : x - y;
-    return down ? -order : order;
-  });
-  rows.forEach(row => body.appendChild(row));
-}
-for (const head of document.querySelectorAll('table.sortable th')) {
-  head.onclick = () => sort(head);
-  head.onkeydown = event => { if (event.key === 'Enter') sort(head); };
-}
-dark.onchange = draw;
-draw();
-})();
-"""
+_HERE = Path(__file__).parent
 
 
 def document(title: str, body: str, charts: Sequence[Chart], numbers: Mapping[str, Any] | None = None) -> str:
@@ -134,13 +31,14 @@ def document(title: str, body: str, charts: Sequence[Chart], numbers: Mapping[st
             "look": {"config": CONFIG, "dark": DARK_OF}, **(numbers or {})}  # fmt: skip
     values = "".join(f'<script type="application/json" id="{name}">{_json(value)}</script>\n'
                      for name, value in kept.items())  # fmt: skip
+    style, script = ((_HERE / name).read_text() for name in ("page.css", "page.js"))
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title><link rel="icon" href="data:,"><style>{_STYLE}</style></head><body><main>
+<title>{html.escape(title)}</title><link rel="icon" href="data:,"><style>{style}</style></head><body><main>
 <h1>{html.escape(title)}</h1>
 <noscript><p>The charts and the sorting of tables need JavaScript; all numbers are in the tables.</p></noscript>
 {body}</main>
-{values}<script>{library().javascript_bundle()}</script><script>{_SCRIPT}</script></body></html>
+{values}<script>{library().javascript_bundle()}</script><script>{script}</script></body></html>
 """
 
 

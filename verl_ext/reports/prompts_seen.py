@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,23 +67,21 @@ def prompts_seen(run: Run) -> tuple[PromptsSeen | None, list[str]]:
     )
     rows = {key: i for i, key in enumerate(seen["prompt"].to_pylist())}
     classes, missing = _data_set(config)
-    keys = list(classes) or list(rows)
-    order = np.array([rows.get(key, len(rows)) for key in [*rows, *(key for key in keys if key not in rows)]])
+    keys = [*rows, *(key for key in classes if key not in rows)]
+    retired = _retired(run.folder, list(classes))
 
     def column(name: str) -> np.ndarray:
-        return np.append(seen[name].fill_null(0).to_numpy(), 0)[order].astype(np.int64)
+        return np.pad(seen[name].fill_null(0).to_numpy(), (0, len(keys) - len(rows))).astype(np.int64)
 
     scored, right = column("correct_count"), column("correct_sum")
-    every = [*rows, *(key for key in keys if key not in rows)]
-    retired = _retired(run.folder, keys)
     return PromptsSeen(
         offers=column("step_count_distinct"),
         right=right,
         wrong=scored - right,
         unscored=column("session_count") - scored,
         last_step=column("step_max"),
-        difficulty=np.array(_binned([classes.get(key) for key in every])),
-        retired=None if retired is None else np.array([key in retired for key in every]),
+        difficulty=np.array(_binned([classes.get(key) for key in keys])),
+        retired=None if retired is None else np.array([key in retired for key in keys]),
     ), missing
 
 
@@ -113,31 +112,24 @@ def _binned(values: Sequence[Any]) -> list[str]:
     given = [value for value in values if value is not None]
     if not given:
         return [_SEEN] * len(values)
+    kept = {value: str(value) for value, _ in Counter(given).most_common(_MOST_CLASSES)}
     if len(set(given)) > _MOST_CLASSES and all(isinstance(value, int | float) for value in given):
-        edges = np.unique(np.quantile(np.array(given, float), np.linspace(0, 1, 6)))
-        at = np.clip(np.searchsorted(edges, np.array([edges[0] if v is None else v for v in values], float), "right"),
-                     1, len(edges) - 1)  # fmt: skip
-        names = [f"{low:g} to {high:g}" for low, high in zip(edges, edges[1:], strict=False)]
-        return ["not given" if value is None else names[i - 1] for value, i in zip(values, at, strict=True)]
-    counts = {str(value): sum(str(other) == str(value) for other in given) for value in set(given)}
-    kept = sorted(counts, key=counts.get, reverse=True)[:_MOST_CLASSES]
-    return ["not given" if value is None else str(value) if str(value) in kept else "other" for value in values]
+        edges = np.unique(np.quantile(given, np.linspace(0, 1, 6)))
+        at = np.clip(np.searchsorted(edges, list(set(given)), "right"), 1, len(edges) - 1)
+        kept = {value: f"{edges[i - 1]:g} to {edges[i]:g}" for value, i in zip(set(given), at, strict=True)}
+    return ["not given" if value is None else kept.get(value, "other") for value in values]
 
 
-def _retired(folder: Path, keys: Sequence[str]) -> set[str] | None:
-    """Keys of the prompts that were out at the last checkpoint."""
-    saved = checkpoints(folder)
-    if not saved:
-        return None
+def _retired(folder: Path, keys: list[str]) -> set[str] | None:
+    """Keys of the prompts that were out at the last checkpoint; None: there is none, or it is of other prompts."""
     try:
-        pool = load_state(str(saved[max(saved)] / "allocation"))["allocation"]["pool"]
+        saved = checkpoints(folder)
+        pool = load_state(saved[max(saved)] / "allocation")["allocation"]["pool"]
         digest = hashlib.blake2b("".join(f"{key}\n" for key in keys).encode(), digest_size=16).hexdigest()
-        if pool["keys"] != digest:
-            return None
         out = np.unpackbits(np.asarray(pool["retired"], np.uint8), count=len(keys))
+        return {key for key, is_out in zip(keys, out, strict=True) if is_out} if pool["keys"] == digest else None
     except (StateError, OSError, KeyError, TypeError, ValueError):
         return None
-    return {key for key, is_out in zip(keys, out, strict=True) if is_out}
 
 
 def prompt_charts(seen: PromptsSeen) -> list[Chart]:

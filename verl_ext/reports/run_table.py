@@ -33,10 +33,6 @@ def table(run: Run) -> str:
     return f"\n{rule}\n".join(["", *[part for part in parts if part], ""]).strip("\n")
 
 
-def _rows(rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(f"{name:<22}{value}" for name, value in rows)
-
-
 def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A text column and right-aligned numbers."""
     return "\n".join(f"{row[0]:<34}" + "".join(f"{cell:>14}" for cell in row[1:]) for row in [head, *rows])
@@ -47,26 +43,21 @@ def _summary(run: Run) -> str:
     last = steps[-1].data if steps else {}
     of = f" of {run.total_steps}" if run.total_steps and run.total_steps != len(steps) else ""
     rows = [("run", str(run.folder)), ("training steps", f"{len(steps)}{of}")]
-    for name, key, digits in (("rollouts", "allocation/rollouts", 0), ("generated tokens", "allocation/tokens", 0)):
+    for name, key in (("rollouts", "allocation/rollouts"), ("generated tokens", "allocation/tokens")):
         if key in last:
-            rows.append((name, f"{last[key]:,.{digits}f}  ({last[key] / max(len(steps), 1):,.1f} a step)"))
-    _, shares = run.series("allocation/effective_share")
-    if shares:
+            rows.append((name, f"{last[key]:,.0f}  ({last[key] / max(len(steps), 1):,.1f} a step)"))
+    if shares := run.series("allocation/effective_share")[1]:
         few = min(5, len(shares))
-        rows.append(
-            (
-                "effective share",
-                f"{sum(shares) / len(shares):.3f} on average; first {few} steps {sum(shares[:few]) / few:.3f}, "
-                f"last {few} {sum(shares[-few:]) / few:.3f}",
-            )
-        )
+        first, end = sum(shares[:few]) / few, sum(shares[-few:]) / few
+        mean = sum(shares) / len(shares)
+        rows.append(("effective share", f"{mean:.3f} on average; first {few} steps {first:.3f}, last {few} {end:.3f}"))
     for source, (estimate, points) in run.accuracy().items():
         (first_step, _, first), (last_step, _, final) = points[0], points[-1]
         change = f" -> {final:.3f} (step {last_step}, {final - first:+.3f})" if len(points) > 1 else ""
         rows.append((f"held-out {estimate}", f"{first:.3f} (step {first_step}){change}, {source}"))
     if skipped := last.get("allocation/skipped_updates"):
         rows.append(("steps without update", f"{skipped:.0f}"))
-    return _rows(rows)
+    return "\n".join(f"{name:<22}{value}" for name, value in rows)
 
 
 def _times(run: Run) -> str:
@@ -74,13 +65,8 @@ def _times(run: Run) -> str:
     if not steps:
         return ""
     total, count = sum(step_times), len(step_times)
-    rows, inside = [], 0.0
-    for timer, label in PHASES:
-        _, times = run.series(f"timing_s/{timer}")
-        if times:
-            inside += sum(times)
-            rows.append((label, sum(times)))
-    rows.append(("rest of the step", total - inside))
+    rows = [(label, sum(times)) for timer, label in PHASES if (times := run.series(f"timing_s/{timer}")[1])]
+    rows.append(("rest of the step", total - sum(seconds for _, seconds in rows)))
     cells = [(label, f"{t / count:.2f}", f"{t:.1f}", f"{100 * t / total:.1f}" if total else "-") for label, t in rows]
     cells.append(("all steps", f"{total / count:.2f}", f"{total:.1f}", "100.0"))
     testing = sum(run.series("timing_s/testing")[1])
