@@ -26,9 +26,9 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 from scipy.special import expit, ndtri, stdtrit  # noqa: E402
 
+from benchmarks import closed_form  # noqa: E402
 from benchmarks.result_files import write_result  # noqa: E402
 from verl_ext.allocation import AllocationSettings, Stop  # noqa: E402
-from verl_ext.simulation import closed_form  # noqa: E402
 from verl_ext.simulation.population import solve_logits  # noqa: E402
 from verl_ext.simulation.simulation import Simulation, simulate  # noqa: E402
 from verl_ext.simulation.simulation_settings import WorldSettings  # noqa: E402

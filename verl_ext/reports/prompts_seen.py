@@ -94,10 +94,9 @@ def _data_set(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     found: dict[str, Any] = {}
     for path in [files] if isinstance(files, str) else files:
         try:
-            names = pq.read_schema(os.path.expanduser(path)).names
-            wanted = [n for n in ("data_source", name, "reward_model", "extra_info") if n in names]
-            rows = pq.read_table(os.path.expanduser(path), columns=wanted).to_pylist()
-            for row in rows:
+            file = pq.ParquetFile(os.path.expanduser(path))
+            wanted = [n for n in ("data_source", name, "reward_model", "extra_info") if n in file.schema_arrow.names]
+            for row in (row for batch in file.iter_batches(4096, columns=wanted) for row in batch.to_pylist()):
                 extra = row.get("extra_info") or {}
                 truth = (row.get("reward_model") or {}).get("ground_truth")
                 key = prompt_key(row.get("data_source", ""), row[name], truth)

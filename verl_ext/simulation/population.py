@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import comb, expit, ndtri
 
 from verl_ext.typed_settings import refused, require
@@ -44,11 +45,7 @@ def solve_logits(share: float, mean: float, group_size: int) -> tuple[float, flo
     z = ndtri((np.arange(_NODES) + 0.5) / _NODES)
 
     def location(sd: float) -> float:
-        low, high = -60.0 - 8 * sd, 60.0 + 8 * sd
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (middle, high) if expit(middle + sd * z).mean() < mean else (low, middle)
-        return (low + high) / 2
+        return brentq(lambda at: expit(at + sd * z).mean() - mean, -60.0 - 8 * sd, 60.0 + 8 * sd)
 
     def share_at(sd: float) -> float:
         return effective_share(expit(location(sd) + sd * z), group_size)
@@ -59,10 +56,7 @@ def solve_logits(share: float, mean: float, group_size: int) -> tuple[float, flo
         least < share < most, "simulation.effective_share", share,
         f"between {least:.3f} and {most:.3f} with simulation.mean={mean} and group_size={group_size}",
     )  # fmt: skip
-    for _ in range(40):
-        middle = (narrow * wide) ** 0.5
-        narrow, wide = (middle, wide) if share_at(middle) > share else (narrow, middle)
-    sd = (narrow * wide) ** 0.5
+    sd = float(np.exp(brentq(lambda log_sd: share_at(np.exp(log_sd)) - share, np.log(narrow), np.log(wide))))
     return location(sd), sd
 
 

@@ -14,6 +14,7 @@ Of the progress, 80 % goes to all prompts and 20 % to the topics of the groups, 
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import expit
 
 from .population import Population, effective_share, expected_signal, signal
@@ -66,13 +67,9 @@ class Learner:
     def _calibrate(self, start: np.ndarray) -> float:
         if self.signal0 == 0:
             return 0.0
-        goal, low, high = self.settings.goal, 0.0, 200.0
-        if expit(start).mean() < goal < expit(start + high).mean():
-            for _ in range(60):
-                middle = (low + high) / 2
-                low, high = (middle, high) if expit(start + middle).mean() < goal else (low, middle)
-        else:
-            high = 1.0
+        goal, high = self.settings.goal, 200.0
+        there = expit(start).mean() < goal < expit(start + high).mean()
+        high = brentq(lambda ability: expit(start + ability).mean() - goal, 0.0, high) if there else 1.0
         abilities = np.linspace(0, high, 101)
         slowness = [1 / max(self._expected_progress(expit(start + a)), 1e-12) for a in abilities]
         return float(np.trapezoid(slowness, abilities)) / self.settings.pace

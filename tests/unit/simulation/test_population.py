@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
 
-from verl_ext.simulation import closed_form
+from benchmarks import closed_form
 from verl_ext.simulation.population import effective_share, expected_signal, make_population, solve_logits
 from verl_ext.simulation.simulation_settings import WorldSettings, world_settings
 from verl_ext.simulation.updates import Learner, progress_of

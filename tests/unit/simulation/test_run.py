@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
 
+from benchmarks import closed_form
 from verl_ext import simulate as command_line
 from verl_ext.allocation import AllocationSettings as given
 from verl_ext.allocation import Stop, effective_probability
 from verl_ext.simulate import run as run_config
-from verl_ext.simulation import closed_form
 from verl_ext.simulation.simulation import Simulation, simulate
 from verl_ext.simulation.simulation_settings import WorldSettings
 
