@@ -171,3 +171,10 @@ def test_what_separate_async_asserts_is_what_the_check_names():
     ):
         assert said in asserted
     assert asserted.count("assert ") == 5
+
+
+def test_each_engine_apart_from_the_trainer_has_a_pool_with_two_cpus_a_rank():
+    """As `verl_ext.checks.cluster` counts them."""
+    made = inspect.getsource(RolloutReplica.init_standalone)
+    assert "max_colocate_count=2" in made and "[self.gpus_per_replica_node] * self.nnodes" in made
+    assert "min(gpus_per_node, self.world_size)" in inspect.getsource(RolloutReplica.__init__)

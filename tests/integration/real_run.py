@@ -29,7 +29,7 @@ class RealRun:
     """metrics.jsonl, a line each: step and data."""
 
     ledger: list[dict[str, Any]]
-    """ledger.jsonl, a line a step."""
+    """ledger.jsonl, a line a step; empty where the mode is verl's own."""
 
     def step(self, step: int) -> dict[str, Any]:
         """All metrics logged for a step (a resumed run validates once more before it goes on)."""
@@ -41,6 +41,7 @@ class RealRun:
 
     def check_ledger(self) -> None:
         """Issued = fates + in flight + waiting, a step and in all, in rollouts and in tokens."""
+        assert self.ledger
         open_before = {"": 0, "_tokens": 0}
         for line in self.ledger:
             for kind, issued in (("", "issued"), ("_tokens", "tokens")):
@@ -54,7 +55,7 @@ class RealRun:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def real_run(folder: Path, *overrides: str, expect: int = 0) -> RealRun:

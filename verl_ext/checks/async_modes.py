@@ -54,7 +54,7 @@ def _separate_problems(config: DictConfig) -> list[str]:
                 f"{_ROLLOUT}.{name}={rollout[name]!r}: in separate_async the engines have nodes of their own, a whole "
                 "number of at least 1 is accepted"
             )
-    if not problems and (rollout.nnodes * rollout.n_gpus_per_node) % (replica := _replica_ranks(config)):
+    if not problems and (rollout.nnodes * rollout.n_gpus_per_node) % (replica := replica_ranks(config)):
         problems.append(
             f"{_ROLLOUT}.nnodes={rollout.nnodes} x {_ROLLOUT}.n_gpus_per_node={rollout.n_gpus_per_node}: a multiple of "
             f"the {replica} ranks of an engine ({' x '.join(PARALLEL)}) is accepted"
@@ -76,7 +76,8 @@ def _separate_problems(config: DictConfig) -> list[str]:
     return problems
 
 
-def _replica_ranks(config: DictConfig) -> int:
+def replica_ranks(config: DictConfig) -> int:
+    """Ranks of an engine."""
     return math.prod(OmegaConf.select(config, name) for name in PARALLEL)
 
 
@@ -85,7 +86,7 @@ def _too_many_in_flight(config: DictConfig, mode: str, warmup: float) -> list[st
     they keep all of them, the call that would let them go on is never heard."""
     rollout, separate = config.actor_rollout_ref.rollout, mode == "separate_async"
     pool = rollout if separate else config.trainer
-    replicas = pool.nnodes * pool.n_gpus_per_node // _replica_ranks(config)
+    replicas = pool.nnodes * pool.n_gpus_per_node // replica_ranks(config)
     sent = math.ceil((1 + warmup) * config.data.train_batch_size * rollout.n / replicas)
     room = max(LEAST_CALLS, rollout.max_num_seqs + CONTROL_CALLS) - CONTROL_CALLS
     if sent <= room:

@@ -17,8 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.launch.join_cluster import cluster_address
 
+from .async_modes import replica_ranks
 from .data import files_of
 from .findings import Checks, Problems, Seen, deadline
+
+_ENGINE = "rollout_pool_"
 
 
 def check_cluster(config: DictConfig, checks: Checks, seconds: float) -> None:
@@ -48,6 +51,8 @@ class Needs:
     """Resource pool -> processes on each of its nodes; a process takes one accelerator."""
     cpus_a_process: int
     """CPUs of a process's bundle: one for each worker group that may share it."""
+    cpus_a_rank: int
+    """As `cpus_a_process`, of a rank of an engine apart from the trainer."""
     queue_cpus: int
     """TransferQueue's controller and storage units, one CPU each."""
 
@@ -63,9 +68,14 @@ class Needs:
         distillation = config.get("distillation")
         if distillation is not None and distillation.get("enabled", False):
             pools["teacher_pool"] = [distillation.n_gpus_per_node] * distillation.nnodes
+        if trainer.v1.trainer_mode.endswith("separate_async"):
+            rollout, ranks = config.actor_rollout_ref.rollout, replica_ranks(config)
+            on_a_node = min(rollout.n_gpus_per_node, ranks)
+            for number in range(rollout.nnodes * rollout.n_gpus_per_node // ranks):
+                pools[f"{_ENGINE}{number}"] = [on_a_node] * (ranks // on_a_node)
         units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 0
         shared = next(f.default for f in dataclasses.fields(ResourcePoolManager) if f.name == "max_colocate_count")
-        return cls(get_platform().ray_resource_name(), pools, shared, 1 + units)
+        return cls(get_platform().ray_resource_name(), pools, shared, 2, 1 + units)
 
     @property
     def accelerators(self) -> int:
@@ -74,7 +84,13 @@ class Needs:
     @property
     def cpus(self) -> int:
         """Reserved for the whole run, and one that every other actor needs to be started."""
-        return self.accelerators * self.cpus_a_process + self.queue_cpus + 1
+        processes = sum(sum(nodes) * self.bundle(pool)["CPU"] for pool, nodes in self.pools.items())
+        return processes + self.queue_cpus + 1
+
+    def bundle(self, pool: str) -> dict[str, int]:
+        """What a process of a pool reserves."""
+        cpus = self.cpus_a_rank if pool.startswith(_ENGINE) else self.cpus_a_process
+        return {"CPU": cpus, self.resource: 1}
 
 
 def _start(config: DictConfig, seconds: float) -> Seen:
@@ -103,10 +119,8 @@ def _free(resource: str) -> tuple[float, float]:
 
 def _cpus(needs: Needs) -> Seen:
     free, total = _free("CPU")
-    parts = (
-        f"{needs.accelerators} processes x {needs.cpus_a_process}, {needs.queue_cpus} for TransferQueue, "
-        f"1 to start other actors with"
-    )
+    kinds = [f"{sum(nodes)} processes x {needs.bundle(pool)['CPU']}" for pool, nodes in needs.pools.items()]
+    parts = f"{', '.join(kinds)}, {needs.queue_cpus} for TransferQueue, 1 to start other actors with"
     if free < needs.cpus:
         raise Problems(
             f"CPUs: {needs.cpus} needed ({parts}), {free:g} of the cluster's {total:g} are free: the run would wait "
@@ -122,7 +136,8 @@ def _accelerators(needs: Needs) -> Seen:
     if free < needs.accelerators:
         raise Problems(
             f"accelerators: {needs.accelerators} {needs.resource} needed (trainer.n_gpus_per_node x trainer.nnodes, "
-            f"and those of reward.reward_model where it has a pool), {free:g} of the cluster's {total:g} are free"
+            f"and those of reward.reward_model and of engines with a pool of their own), {free:g} of the cluster's "
+            f"{total:g} are free"
         )
     return Seen(f"{needs.accelerators} {needs.resource} needed, {free:g} of {total:g} free")
 
@@ -133,10 +148,10 @@ def _placement(needs: Needs) -> Iterator[dict[str, Any]]:
     from ray.util.placement_group import placement_group, remove_placement_group
 
     groups = {}
-    bundle = {"CPU": needs.cpus_a_process, needs.resource: 1}
     try:
         for pool, nodes in needs.pools.items():
             for number, processes in enumerate(nodes):
+                bundle = needs.bundle(pool)
                 name = f"{pool}, node {number}: {processes} x {bundle} on one node"
                 groups[name] = placement_group([dict(bundle)] * processes, strategy="STRICT_PACK")
         queue = [{"CPU": 1}] * needs.queue_cpus

@@ -30,6 +30,10 @@ def needs(monkeypatch):
     (("transfer_queue.backend.SimpleStorage.num_data_storage_units=8",), 1, 3 + 9 + 1),
     (("reward.reward_model.enable_resource_pool=True", "reward.reward_model.n_gpus_per_node=2",
       "reward.reward_model.nnodes=3"), 7, 7 * 3 + 2 + 1),
+    (("recipe=cpu/grpo_separate_async",), 2, 3 + 2 + 2 + 1),
+    (("recipe=cpu/grpo_separate_async", "actor_rollout_ref.rollout.nnodes=4",
+      "actor_rollout_ref.rollout.n_gpus_per_node=2",
+      "actor_rollout_ref.rollout.tensor_model_parallel_size=4"), 9, 3 + 8 * 2 + 2 + 1),
 ])  # fmt: skip
 def test_what_a_run_reserves(needs, overrides, accelerators, cpus):
     found = needs(*overrides)
