@@ -10,22 +10,29 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import Checks, Problems, State
 from verl_ext.checks.findings import Seen
 from verl_ext.checks.local import check_inputs, check_settings, check_with_verl
 from verl_ext.checks.numbers import number_problems
+from verl_ext.checks.resume import check_resume
 from verl_ext.command_line import run_command
 from verl_ext.configuration import CONFIG_PATH
 from verl_ext.cpu import activate_cpu_platform
 from verl_ext.launch.cleanup import run_guard
+from verl_ext.runs.own_folder import own_folder
 
 
-def run(config: DictConfig, checks: Checks) -> None:
+def run(config: DictConfig, checks: Checks, command: Sequence[str] = ()) -> None:
     """Make all checks.
+
+    Args:
+        command: the arguments of the run that is to be started.
 
     Raises:
         Problems: a setting of the check itself.
@@ -49,6 +56,10 @@ def run(config: DictConfig, checks: Checks) -> None:
             if checks.findings[-1].state is not State.OK:
                 return
         check_with_verl(config, checks, settings, inputs)
+        trainer = config.trainer
+        if settings is not None and "://" not in trainer.default_local_dir:
+            folder = own_folder(trainer.default_local_dir, command, trainer.resume_mode, trainer.resume_from_path)
+            checks.run("resume", check_resume, config, settings, folder)
         if not config.check.cluster:
             checks.skip("cluster", "check.cluster=false")
             return
@@ -71,7 +82,8 @@ def main(config: DictConfig) -> None:
     checks = Checks(say=lambda finding: print(finding, flush=True))
     started = time.monotonic()
     try:
-        run(config, checks)
+        words = HydraConfig.get().overrides.task
+        run(config, checks, [word for word in words if not word.startswith("check.")])
     except Problems as error:
         sys.exit(f"verl_ext: {error}")
     short = len(checks.problems)

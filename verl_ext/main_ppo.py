@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_ext.checks import Checks, Finding, Problems, State
 from verl_ext.checks.findings import missing_setting
 from verl_ext.checks.local import check_inputs, check_settings, check_with_verl
+from verl_ext.checks.resume import check_resume
 from verl_ext.command_line import run_command
 from verl_ext.configuration import CONFIG_PATH
 from verl_ext.cpu import CpuPlatformError, activate_cpu_platform
@@ -67,21 +68,25 @@ def run(config: DictConfig, command: Sequence[str] = (), screen: Screen | None =
         check_with_verl(config, checks, settings, inputs)
         checks.stop_if_short()
         if settings is not None:
-            _choose_folder(config, command, screen)
+            _choose_folder(config, command, checks, settings, screen)
         _run_verl(config, settings, screen)
     if settings is not None:
         _show_report(config.trainer.default_local_dir, screen.say)
 
 
-def _choose_folder(config: DictConfig, command: Sequence[str], screen: Screen) -> None:
-    """A folder of its own for a run that would overwrite another's records; the log is in it."""
+def _choose_folder(
+    config: DictConfig, command: Sequence[str], checks: Checks, settings: TrainingSettings, screen: Screen
+) -> None:
+    """A folder of its own for a run that would overwrite another's records, and the log in it."""
     trainer = config.trainer
     named = trainer.default_local_dir
     if "://" in named:
         return screen.show_all()
+    folder = named if trainer.val_only else own_folder(named, command, trainer.resume_mode, trainer.resume_from_path)
+    checks.run("resume", check_resume, config, settings, folder)
+    checks.stop_if_short()
     if not trainer.val_only:
-        folder = own_folder(named, command, trainer.resume_mode, trainer.resume_from_path)
-        if folder != Path(named):
+        if Path(folder) != Path(named):
             screen.say(f"{named} holds another run: the folder of this one is {folder}")
             trainer.default_local_dir = str(folder)
         note_command(folder, command)

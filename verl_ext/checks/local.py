@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from verl_ext.training.training_settings import VERLS_OWN, TrainingSettings
 
 from .data import Rows, check_data, check_storage, files_of
 from .findings import Checks, Problems, Seen, State, missing_setting
+from .memory import check_memory
 from .model import check_attention, check_context, check_lengths, check_model
 from .unread import check_unread
 from .wandb_login import check_wandb
@@ -69,7 +71,7 @@ def check_settings(config: DictConfig, checks: Checks) -> TrainingSettings | Non
 
 
 def check_inputs(config: DictConfig, checks: Checks) -> dict[str, Any]:
-    """Data files and model. Imports nothing of verl.
+    """Engine, data files and model: what has to be on this machine. Imports nothing of verl.
 
     Returns:
         By setting the `Rows` that were read, and `tokenizer`, its path; None for what cannot be read here.
@@ -77,6 +79,7 @@ def check_inputs(config: DictConfig, checks: Checks) -> dict[str, Any]:
     model = [config.actor_rollout_ref.model.path]
     if other := config.actor_rollout_ref.model.get("tokenizer_path"):
         model.append(other)
+    checks.run("engine", _engine, config)
     found = {"tokenizer": checks.run("model", _unless_made, config, model, check_model, config)}
     if found["tokenizer"]:
         checks.run("model", check_context, config)
@@ -103,8 +106,9 @@ def check_with_verl(config: DictConfig, checks: Checks, settings: TrainingSettin
                   if source not in tried}  # fmt: skip
     checks.run("reward", _reward, config, settings, list(tried.values()))
     if number_problems(config):
-        checks.skip("data", "storage and prompts' lengths: the numbers among the settings have to be right first")
+        checks.skip("data", "memory, storage, prompts' lengths: the numbers among the settings have to be right first")
         return
+    checks.run("memory", check_memory, config)
     if validation := inputs.get("data.val_files"):
         waiting = settings.rules.allocator.most_waiting(settings.stop.groups) if settings else 0
         checks.run("data", check_storage, config, validation, waiting)
@@ -171,6 +175,21 @@ def _versions(config: DictConfig) -> Seen:
     check_versions(config.trainer.device)
     seen = "verl and what else is relied upon have the versions needed"
     return Seen(seen, warnings=version_warnings(config.trainer.device))
+
+
+_ENGINES = {"vllm": "vllm", "sglang": "sglang"}
+"""Name in verl -> module."""
+
+
+def _engine(config: DictConfig) -> Seen:
+    name = config.actor_rollout_ref.rollout.name
+    if (module := _ENGINES.get(name)) and find_spec(module) is None:
+        there = ", ".join(other for other, found in _ENGINES.items() if find_spec(found)) or "none is"
+        raise Problems(
+            f"actor_rollout_ref.rollout.name={name}: {module} is not installed here; accepted: pip install "
+            f'"verl[{name}]==0.9.1" in an environment of its own, or an engine that is installed: {there}'
+        )
+    return Seen(f"actor_rollout_ref.rollout.name={name}" + (": is installed" if module else ""))
 
 
 def _folders(config: DictConfig) -> Seen:

@@ -54,7 +54,7 @@ def check_context(config: DictConfig) -> Seen:
         Problems: they do not fit, or the context is stretched for the trainer alone.
     """
     model, rollout, data = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.data
-    own = _context(_configuration(model.path))
+    own = _context(configuration(model.path))
     changes = model.get("override_config") or {}
     changes = changes.get("model_config") or changes
     context = _context(changes) or own
@@ -89,14 +89,18 @@ def _stretch(tokens: int) -> list[str]:
     ]
 
 
-def _configuration(path: str) -> Mapping[str, Any]:
-    """The model's config.json, of a folder or of the hub's local cache; empty where it is not here."""
-    folder = os.path.expanduser(path)
-    file = os.path.join(folder, "config.json") if os.path.isdir(folder) else _HUB_NAME.match(path) and _cached(path)
-    if not file:
-        return {}
-    with open(file, encoding="utf-8") as opened:
-        return json.load(opened)
+def model_folder(path: str) -> Path | None:
+    """Where a model is on this machine: a folder, or the hub's local cache; None where it is not here."""
+    if os.path.isdir(folder := os.path.expanduser(path)):
+        return Path(folder)
+    file = _HUB_NAME.match(path) and _cached(path)
+    return Path(file).parent if file else None
+
+
+def configuration(path: str) -> Mapping[str, Any]:
+    """The model's config.json; empty where it is not here."""
+    folder = model_folder(path)
+    return json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
 
 
 def _context(configuration: Mapping[str, Any]) -> int | None:

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.launch.join_cluster import cluster_address
+
 from .findings import Problems, Seen
 
 _GIVEN = "ray_kwargs.ray_init.runtime_env.env_vars"
@@ -23,10 +25,11 @@ _NO_ACCOUNT = ("offline", "dryrun", "disabled")
 def check_wandb(config: DictConfig) -> Seen:
     """Where `trainer.logger` names W&B, whether a key for it is found here, in the places that W&B itself looks at.
 
-    Without one it is a warning: the trainer may run on a machine that has one.
+    Without one it is a warning where a cluster is joined: the trainer may run on a machine that has one.
 
     Raises:
-        Problems: an address of W&B that is none, or an environment of the run that is no mapping.
+        Problems: no key, and no cluster is joined; an address of W&B that is none, or an environment of the run that
+            is no mapping.
     """
     logger = config.trainer.logger
     # "tracking" is verl's old name for it.
@@ -48,12 +51,14 @@ def check_wandb(config: DictConfig) -> Seen:
         return Seen("the environment has a key")
     if settings.get("api_key") or _in_netrc(environment, host):
         return Seen(f"there is a key for {url}")
-    warning = (
+    said = (
         f"trainer.logger={logger}: no key for {url} is found here (WANDB_API_KEY, ~/.netrc, W&B's settings), "
         "and without one the trainer ends once all is loaded: run `wandb login`, set WANDB_MODE=offline, or leave "
         "wandb out of trainer.logger"
     )
-    return Seen("no key is found", warnings=(warning,))
+    if cluster_address(config) is None:
+        raise Problems(said)
+    return Seen("no key is found", warnings=(said,))
 
 
 def _host(url: Any) -> str | None:

@@ -6,13 +6,10 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from transfer_queue import KVBatchMeta
 
-import verl_ext
 from verl_ext.allocation import (
     Allocation,
     Collected,
@@ -29,6 +26,7 @@ from verl_ext.runs.outcome_records import OutcomeRecorder
 from verl_ext.training.all_zero import AllZeroWatch, NoGradientWatch, Sample
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.group_advantage import flat_groups
+from verl_ext.training.identity import differences, identity, other_run
 from verl_ext.training.prompts import PromptRows
 from verl_ext.training.rollout_backend import PARTITION, TransferQueueBackend
 from verl_ext.training.training_settings import TrainingSettings
@@ -164,24 +162,8 @@ class Collector:
     # ------------------------------------------------ state
 
     def _identity(self) -> dict[str, Any]:
-        """What a saved state must agree with for the resumed run to be the same run; by the names of the settings."""
-        settings, data = self.settings, self.prompts.data_config
-        return {
-            "version of verl_ext": verl_ext.__version__,
-            "training prompts": f"{len(self.prompts.keys)} of digest {self.prompts.digest}",
-            "data.seed": data.get("seed"),
-            "data.shuffle": data.get("shuffle", True),
-            "allocation.selector": settings.selector,
-            "allocation.allocator": settings.allocator,
-            "allocation.downsampler": settings.downsampler,
-            "allocation.outcome": asdict(settings.outcome),
-            "allocation.seed": settings.seed,
-            "allocation.rounds": settings.rounds,
-            "allocation.max_rounds": settings.max_rounds,
-            "allocation.give_up_after": settings.give_up_after,
-            "allocation.stop.groups": self.budget.prompts,
-            "allocation.stop.rollouts": self.budget.rollouts,
-        }
+        prompts = f"{len(self.prompts.keys)} of digest {self.prompts.digest}"
+        return {"training prompts": prompts, **identity(self.settings, self.budget, self.prompts.data_config)}
 
     def save(self, folder: str) -> None:
         """Write the state of all rules, whole or not at all."""
@@ -211,24 +193,9 @@ class Collector:
             if any(what.startswith("training prompts") for what in differing):
                 differing.append(self.prompts.first_other(state["prompts"]))
             if differing:
-                raise ValueError(
-                    f"the allocation state in {folder} does not fit this run ({'; '.join(differing)}); "
-                    f"resume with the same settings, or set allocation.resume=fresh to start the rules anew"
-                )
+                raise ValueError(other_run(folder, differing))
             self.allocation.load_state_dict(state["allocation"])
             self.skipped_updates = state["skipped_updates"]
             self.backend.load_waiting_state(folder, state["waiting_rows"])
         except StateError as error:
             raise StateError(f"{error} (in {folder}); allocation.resume=fresh starts the rules anew") from error
-
-
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any], name: str = "") -> list[str]:
-    """Each setting that differs, by name, with both values."""
-    found = []
-    for key in [*now, *(key for key in saved if key not in now)]:
-        before, here = saved.get(key), now.get(key)
-        if isinstance(before, Mapping) and isinstance(here, Mapping):
-            found += differences(before, here, f"{name}{key}.")
-        elif before != here:
-            found.append(f"{name}{key}: saved {before!r}, now {here!r}")
-    return found

@@ -75,6 +75,21 @@ def wandb_warnings(**values):
     return check_wandb(config_with("hardware=gpu_1x1", **{"trainer.logger": ["console", "wandb"], **values})).warnings
 
 
+@pytest.fixture(autouse=True)
+def another_machine_may_have_the_key(monkeypatch):
+    """The run joins a cluster."""
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+
+
+@pytest.mark.bad_input
+def test_without_a_key_on_the_only_machine_the_run_is_refused(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    with pytest.raises(Problems, match="no key for https://api.wandb.ai .*WANDB_MODE=offline"):
+        wandb_warnings()
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    assert not wandb_warnings()
+
+
 def test_a_missing_key_is_said():
     (warning,) = wandb_warnings()
     assert "WANDB_API_KEY" in warning and "WANDB_MODE=offline" in warning and "https://api.wandb.ai" in warning
