@@ -38,6 +38,7 @@ test-integration: setup ## the real stack: Ray, TransferQueue, FSDP, vLLM
 
 test-long: setup ## the tests that `make test` leaves out
 	$(PYTEST) tests/unit -m long
+	$(PYTEST) tests/contract -m long
 	$(PYTEST) tests/integration -m long
 
 test-faults: setup ## every fault of docs/faults.md, injected into the real stack (under 60 minutes on 2 cores)

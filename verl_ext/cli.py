@@ -6,7 +6,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from verl_ext.command_line import nearest
+from verl_ext import need_commands
 
 COMMANDS = {
     "train": ("verl_ext.main_ppo", "train with a recipe: recipe=cpu/sara"),
@@ -34,12 +34,15 @@ def main() -> None:
     if name in ("--help", "-h", "help"):
         print(USAGE)
         return
+    need_commands()
     if name == "data":
         module = f"verl_ext.data.{rest.pop(0)}" if rest and rest[0] in DATA else None
         known, name = DATA, f"data {rest[0] if module is None and rest else ''}"
     else:
         module, known = COMMANDS.get(name, (None,))[0], (*COMMANDS, "data")
     if module is None:
+        from verl_ext.command_line import nearest
+
         sys.exit(f"verl-ext: {name.strip()!r} is no command{nearest(name.rpartition(' ')[2], known)}")
     sys.argv = [f"verl-ext {name}", *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -91,7 +91,7 @@ def test_ray_is_started_as_verl_would_and_nothing_is_printed(monkeypatch, capsys
     config.transfer_queue.enable = True
     calls = []
 
-    class Started(Exception):
+    class Started(BaseException):
         pass
 
     def init(**kwargs):
@@ -107,3 +107,29 @@ def test_ray_is_started_as_verl_would_and_nothing_is_printed(monkeypatch, capsys
     with pytest.raises(Started):
         main_ppo.run_ppo(config, main_ppo.TaskRunnerV1)
     assert calls[0] == calls[1] and calls[0]["runtime_env"]["env_vars"]["WANDB_API_KEY"] == "s3cret"
+
+
+@pytest.mark.parametrize("address, said", [
+    ("127.0.0.1:1", "Ray at 127.0.0.1:1 is not reached: .*ray start --head.*address=local"),
+    ("local", "Ray does not start on this machine: no room; .*ray stop"),
+])  # fmt: skip
+def test_a_ray_that_does_not_come_up_is_one_line(monkeypatch, address, said):
+    import ray
+    from hydra import compose, initialize_config_module
+
+    import verl_ext.main_ppo  # noqa: F401
+    from verl_ext.launch import ray_start
+    from verl_ext.launch.join_cluster import ClusterError
+
+    def init(**kwargs):
+        raise RuntimeError("no room\n")
+
+    with initialize_config_module("verl_ext.configs", version_base=None):
+        config = compose("main", overrides=["recipe=cpu/sara", f"++ray_kwargs.ray_init.address={address}"])
+    OmegaConf.set_struct(config, False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_start, "_HEAD_WITHIN_S", 0.5)
+    with pytest.raises(ClusterError, match=said) as error:
+        ray_start.start_ray(config)
+    assert "\n" not in str(error.value)

@@ -2,6 +2,7 @@
 """The package as a person installs it: a wheel, beside verl, used from a folder that is not the repository."""
 
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -31,7 +32,7 @@ def run(*command, cwd, **env):
 def wheel(tmp_path_factory):
     """The wheel, built from a copy of the sources, so that the repository stays as it is. Needs no package index."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("verl_ext", "configs", "recipes"):
+    for name in ("verl_ext", "configs", "recipes", "scripts"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
@@ -65,7 +66,7 @@ def test_configs_and_entry_points_are_inside(wheel):
     recipes = {
         f"verl_ext/configs/recipe/{path.relative_to(ROOT / 'recipes')}" for path in (ROOT / "recipes").rglob("*.yaml")
     }
-    assert "verl_ext/configs/main.yaml" in configs
+    assert "verl_ext/configs/main.yaml" in configs and "verl_ext/launch/verl_ext.sbatch" in files
     assert recipes and recipes <= files
     assert configs <= files
     policy = {str(path.relative_to(ROOT)) for path in (ROOT / "verl_ext/tiny/policy_seed0").iterdir()}
@@ -94,3 +95,34 @@ def test_a_recipe_is_composed_from_another_folder(installed, tmp_path, recipe):
     # A key of verl's own: its configuration was found too.
     assert "clip_ratio" in config["actor_rollout_ref"]["actor"]
     assert list(tmp_path.iterdir()) == [], "printing the configuration must leave nothing behind"
+
+
+def test_the_core_needs_numpy_and_scipy_alone(wheel):
+    needs = zipfile.ZipFile(wheel).read("verl_ext-0.1.0.dist-info/METADATA").decode()
+    base = re.findall(r"^Requires-Dist: ([^;\n]+)$", needs, re.MULTILINE)
+    assert [need.split(">")[0] for need in base] == ["numpy", "scipy"]
+    assert {"train", "cpu", "gpu"} <= set(re.findall(r"^Provides-Extra: (\S+)$", needs, re.MULTILINE))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_core_alone_in_an_environment_of_its_own(wheel, tmp_path):
+    """From an empty folder, with what `pip install verl_ext` brings; needs a package index."""
+    made = run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    python, empty = tmp_path / "venv" / "bin" / "python", tmp_path / "empty"
+    empty.mkdir()
+    done = run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel, cwd=empty)
+    assert done.returncode == 0, done.stderr
+    packages = run(python, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check", cwd=empty).stdout
+    assert {line.split("==")[0] for line in packages.split()} == {"numpy", "scipy", "verl_ext", "pip", "setuptools"}
+    example = (ROOT / "examples" / "core_alone.py").read_text()
+    done = run(python, "-c", example, cwd=empty)
+    assert done.returncode == 0 and done.stdout, done.stderr
+    script = python.with_name("verl-ext")
+    assert "train" in run(script, "--help", cwd=empty).stdout
+    for command in ((python, "-m", "verl_ext.main_ppo"), (script, "train")):
+        refused = run(*command, "recipe=cpu/sara", cwd=empty)
+        assert refused.returncode == 1 and refused.stderr.count("\n") == 1, refused.stderr
+        assert "hydra not found" in refused.stderr and "verl_ext[train]" in refused.stderr
+    assert list(empty.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 from collections.abc import Callable
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,7 +24,8 @@ def validate(config: DictConfig) -> Seen:
     from verl.utils.device import auto_set_device
 
     auto_set_device(config)
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )

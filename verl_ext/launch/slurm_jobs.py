@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs as jobs of Slurm, by sbatch and scripts/slurm/verl_ext.sbatch."""
+"""Runs as jobs of Slurm, by sbatch and `verl_ext.sbatch` beside this file (in the repository: scripts/slurm)."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ class SlurmJobs:
 
     name = "slurm"
 
-    def __init__(self, script: str | os.PathLike[str], options: Sequence[str] = (), program: str | None = None) -> None:
+    def __init__(
+        self, script: str | os.PathLike[str] | None, options: Sequence[str] = (), program: str | None = None
+    ) -> None:
         """Check that there is a Slurm.
 
         Args:
-            script: the sbatch file.
+            script: the sbatch file; None: the package's own.
             options: more options of sbatch: nodes, GPUs, partition, account, time.
             program: what is run instead of `python -m verl_ext.main_ppo` (VERL_EXT_PROGRAM).
 
         Raises:
             JobServerError: no sbatch on this machine, or no such script.
         """
-        self.script, self.options = Path(script).absolute(), tuple(options)
+        self.script = Path(script or Path(__file__).with_name("verl_ext.sbatch")).absolute()
+        self.options = tuple(options)
         if not self.script.is_file():
-            raise JobServerError(
-                f"slurm.script={script}: no such file; accepted: where scripts/slurm/verl_ext.sbatch is"
-            )
+            raise JobServerError(f"slurm.script={script}: no such file; accepted: null (the package's own), or a file")
         if shutil.which("sbatch") is None:
             raise JobServerError("launcher=slurm: no sbatch on this machine; run this where jobs are submitted")
         # verl's file logger must write into the run's folder, whatever the caller's own says.

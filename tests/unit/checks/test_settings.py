@@ -213,7 +213,8 @@ def test_streaming_needs_requests_that_can_be_aborted():
     assert problems_of(config_with(**split), with_verl=False) == []
     (problem,) = problems_of(config_with(**values, **split), with_verl=False)
     assert "disaggregation.enabled=True" in problem and "allocation.rounds=barrier" in problem
-    (problem,) = problems_of(config_with(**values, **{f"{ROLLOUT}.name": "sglang"}), with_verl=False)
+    problem, engine = problems_of(config_with(**values, **{f"{ROLLOUT}.name": "sglang"}), with_verl=False)
+    assert engine.startswith("engine: ") and "sglang is not installed here" in engine
     assert "rollout.name=sglang: single requests can be aborted in vllm only" in problem
 
 
