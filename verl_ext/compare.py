@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.checks import Checks, local
+from verl_ext.checks import State as FindingState
 from verl_ext.command_line import explain, run_command
 from verl_ext.configuration import CONFIG_PATH, compose_config
 from verl_ext.files import restrict_umask, write_whole
@@ -152,7 +153,7 @@ def check_plan(planned: Sequence[PlannedRun], here: bool) -> None:
             continue
         checks = Checks()
         local.check_settings(config, checks)
-        if here and not checks.problems:
+        if here and checks.findings[0].state is FindingState.OK:
             local.check_inputs(config, checks)
         said |= {f"{one.recipe}: {problem}": None for problem in checks.problems}
     if said:

@@ -7,7 +7,7 @@ import os
 import pytest
 from omegaconf import OmegaConf
 
-from verl_ext.launch import node_watch, ready
+from verl_ext.launch import node_watch, ray_start, ready
 from verl_ext.launch.cleanup import RUN_ID
 from verl_ext.launch.join_cluster import JOB_CONFIG, ClusterError, cluster_address, join_cluster
 
@@ -15,6 +15,7 @@ from verl_ext.launch.join_cluster import JOB_CONFIG, ClusterError, cluster_addre
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where `ray start` notes its cluster
+    monkeypatch.setattr(ray_start, "wait_for_head", lambda head, seconds: "10.0.0.9")
     for name in ("RAY_ADDRESS", JOB_CONFIG, RUN_ID, "SPT_NOENV"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
