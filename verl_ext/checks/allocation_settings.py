@@ -11,7 +11,15 @@ from verl_ext.allocation import Rules, make_rules, normalised_over
 from verl_ext.checks.async_modes import async_problems
 from verl_ext.checks.numbers import number_problems
 from verl_ext.training.batch import StepBudget
-from verl_ext.training.training_settings import MODE, VERLS_OWN, TrainingSettings, resolve_budget
+from verl_ext.training.training_settings import (
+    COLOCATE_ASYNC,
+    MODE,
+    MODES,
+    SEPARATE_ASYNC,
+    VERLS_OWN,
+    TrainingSettings,
+    resolve_budget,
+)
 from verl_ext.typed_settings import SettingError, attempt
 
 
@@ -24,9 +32,9 @@ def check_config(config: DictConfig) -> tuple[TrainingSettings, StepBudget]:
     mode = config.trainer.v1.trainer_mode
     if not config.trainer.use_v1:
         raise SettingError("trainer.use_v1=False: allocation works in verl's V1 trainer only")
-    if mode != MODE:
+    if mode not in MODES:
         raise SettingError(
-            f"trainer.v1.trainer_mode={mode!r}: accepted is {MODE}, or verl's own without allocation: "
+            f"trainer.v1.trainer_mode={mode!r}: accepted is {', '.join(MODES)}, or verl's own without allocation: "
             + ", ".join(VERLS_OWN)
         )
     problems = number_problems(config)
@@ -37,6 +45,7 @@ def check_config(config: DictConfig) -> tuple[TrainingSettings, StepBudget]:
     rules = attempt(problems, _rules, config, settings) if config.get("allocation") else None
     if settings is not None and rules is not None:
         attempt(problems, _check_rounds, config, settings)
+        attempt(problems, _check_mode, config, settings)
         attempt(problems, _check_rules, config, rules)
         if numbers_fit:
             budget = attempt(problems, resolve_budget, config, settings)
@@ -70,6 +79,34 @@ def _check_rounds(config: DictConfig, settings: TrainingSettings) -> None:
             "allocation.rounds=streaming with actor_rollout_ref.rollout.disaggregation.enabled=True: a request "
             "that one server prefills and another decodes cannot be aborted; accepted is False, or "
             "allocation.rounds=barrier"
+        )
+
+
+def _check_mode(config: DictConfig, settings: TrainingSettings) -> None:
+    """What goes on over the update needs a mode in which it can, and a correction for what is older."""
+    mode, carry, lag = config.trainer.v1.trainer_mode, settings.async_.carry, settings.async_.max_lag
+    if mode == MODE and carry:
+        raise SettingError(
+            f"allocation.async.carry={carry} with trainer.v1.trainer_mode={MODE}, whose engines sleep during the "
+            f"update; accepted is 0, or trainer.v1.trainer_mode={COLOCATE_ASYNC} or {SEPARATE_ASYNC}"
+        )
+    if mode == COLOCATE_ASYNC and not carry:
+        raise SettingError(
+            f"allocation.async.carry=0 with trainer.v1.trainer_mode={mode}: nothing would go on over the update; "
+            f"accepted is a number above 0, or trainer.v1.trainer_mode={MODE}"
+        )
+    if mode == SEPARATE_ASYNC and config.actor_rollout_ref.get("hybrid_engine", True):
+        raise SettingError(
+            f"actor_rollout_ref.hybrid_engine=True with trainer.v1.trainer_mode={mode}: a group keeps its server, and "
+            "engines on the trainer's devices come and go; accepted is False"
+        )
+    correction = config.algorithm.get("rollout_correction") or {}
+    corrected = correction.get("rollout_is") or correction.get("bypass_mode")
+    if mode != MODE and lag > 1 and not (corrected and config.actor_rollout_ref.rollout.calculate_log_probs):
+        raise SettingError(
+            f"allocation.async.max_lag={lag} without a correction: rollouts of weights {lag} versions old would be "
+            "trained on as if they were new; accepted are 1, or algorithm.rollout_correction.rollout_is=token (or "
+            "sequence, or bypass_mode=True) with actor_rollout_ref.rollout.calculate_log_probs=True"
         )
 
 
@@ -156,6 +193,8 @@ def _check_storage(config: DictConfig, settings: TrainingSettings, budget: StepB
         return
     # Padding rows and a validation pass share the storage with the step's rollouts.
     waiting = settings.rules.allocator.most_waiting(budget.prompts)
+    if settings.async_.carry:
+        waiting += settings.async_.max_lag * budget.prompts * settings.rules.allocator.largest_group
     needed = budget.rollouts + waiting + budget.ranks * budget.mini_batches
     if needed > capacity:
         raise SettingError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -112,6 +113,20 @@ class FakeEngineWorker(AllocatedAgentLoopWorker):
         self.fake = settings
         self._slots = asyncio.Semaphore(settings.slots) if settings.slots else nullcontext()
         self._busy_s = 0.0
+        self.version: int | None = None
+        self._awake, self._rests = asyncio.Event(), asyncio.Event()
+        self._awake.set()
+
+    async def rest(self) -> None:
+        """The trainer has the devices: what is being generated stops where it is."""
+        self._awake.clear()
+        self._rests.set()
+
+    async def wake(self, version: int) -> None:
+        """Weights of this version have come, and generation goes on."""
+        self.version = version
+        self._rests.clear()
+        self._awake.set()
 
     def slots_busy(self) -> float:
         """Seconds of slots in use since the model was set, by the lengths of the answers."""
@@ -122,14 +137,20 @@ class FakeEngineWorker(AllocatedAgentLoopWorker):
         seconds, progress = self.fake.seconds_per_token, PROGRESS.get()
         progress.prompt_tokens = self.fake.prompt_tokens
         async with self._slots:
-            started = time.monotonic()
+            left = seconds * length
             try:
-                await asyncio.sleep(seconds * length)
-                progress.response_tokens = length
+                while left > 0:
+                    await self._awake.wait()
+                    started = time.monotonic()
+                    try:
+                        await asyncio.wait_for(self._rests.wait(), left)
+                    except asyncio.TimeoutError:
+                        started = -math.inf  # the whole rest
+                    finally:
+                        left = max(0.0, left - (time.monotonic() - started))
             finally:
-                if progress.response_tokens < length:
-                    progress.response_tokens = min(length, int((time.monotonic() - started) / seconds))
-                self._busy_s += seconds * progress.response_tokens
+                progress.response_tokens = length - math.ceil(left / seconds)
+                self._busy_s += seconds * length - left
 
     async def _run_session(
         self, group: GroupRequest, session: int, sampling_params: dict[str, Any], global_steps: int
@@ -144,6 +165,7 @@ class FakeEngineWorker(AllocatedAgentLoopWorker):
         else:
             drawn = rng.geometric(1.0 / fake.mean_tokens)
         length = int(min(drawn, self.rollout_config.response_length))
+        oldest = global_steps - 1 if self.version is None else self.version
         if fake.seconds_per_token:
             await self._generate(length)
         if _rng(fake.seed, "refused", text).random() < fake.refuse_share:
@@ -155,7 +177,8 @@ class FakeEngineWorker(AllocatedAgentLoopWorker):
         correct = bool(luck < latent_rate(fake, text))
         score = float(correct) if fate < 1.0 - fake.unscored_share else float("nan")
         answer = [fake.right_token if correct else fake.wrong_token] + [2] * (length - 1)
-        extra_fields = {"min_global_steps": global_steps - 1, "max_global_steps": global_steps - 1}
+        newest = oldest if self.version is None else self.version
+        extra_fields = {"min_global_steps": oldest, "max_global_steps": newest}
         if not self.rewards:
             extra_fields["reward_extra_info"] = {"acc": correct}
         return [
@@ -180,6 +203,14 @@ class FakeEngineManager(AllocatedAgentLoopManager):
     def set_model(self, settings: FakeEngineSettings) -> None:
         """Give all workers another fake model."""
         ray.get([worker.set_model.remote(settings) for worker in self.agent_loop_workers])
+
+    def rest(self) -> None:
+        """Stop all engines where they are."""
+        ray.get([worker.rest.remote() for worker in self.agent_loop_workers])
+
+    def wake(self, version: int) -> None:
+        """Weights of this version for all engines, which go on."""
+        ray.get([worker.wake.remote(version) for worker in self.agent_loop_workers])
 
     def slots_busy(self) -> list[float]:
         """Seconds of slots in use since the model was set, by worker."""

@@ -63,13 +63,37 @@ def _start_ray(tries: int = 10) -> None:
 def collector_on(config: DictConfig, manager: Any, prompts: FakePrompts) -> Any:
     """A connected `Collector` with rules of its own on a running cluster; `manager` runs its rounds."""
     from verl_ext.checks.allocation_settings import check_config
+    from verl_ext.training.ahead import AheadCollector
     from verl_ext.training.collector import Collector
     from verl_ext.training.prompts import PromptRows
+    from verl_ext.training.training_settings import SEPARATE_ASYNC
 
     settings, budget = check_config(config)
-    collector = Collector(settings, budget, PromptRows(prompts, config.data))
+    kind = AheadCollector if config.trainer.v1.trainer_mode == SEPARATE_ASYNC else Collector
+    collector = kind(settings, budget, PromptRows(prompts, config.data))
     collector.connect(manager)
     return collector
+
+
+def fake_step(collector: Any, step: int, update_s: float = 0.0) -> tuple[Any, dict[str, Any]]:
+    """A training step without a trainer: its batch, an update of so many seconds, and new weights for the engines,
+    which rest meanwhile unless they have devices of their own."""
+    import time
+
+    import transfer_queue as tq
+
+    from verl_ext.training.ahead import AheadCollector
+
+    manager, separate = collector.backend.manager, isinstance(collector, AheadCollector)
+    meta, metrics = collector.sample(step)
+    if not separate:
+        manager.rest()
+    time.sleep(update_s)
+    tq.kv_clear(keys=meta.keys, partition_id=meta.partition_id)
+    manager.wake(step)
+    if separate:
+        collector.weights_are_out(step)
+    return meta, metrics
 
 
 @contextmanager

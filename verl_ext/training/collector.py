@@ -89,16 +89,25 @@ class Collector:
         Raises:
             NoUpdate: fewer rows than mini-batches are left.
         """
-        self.backend.begin_step(global_steps)
+        return self._hand_over(global_steps, *self._collect(global_steps))
+
+    def _collect(self, global_steps: int) -> tuple[Collected, float]:
+        """The step's batch, and the seconds it took."""
+        in_hand = self.allocation.flight.groups
+        self.backend.begin_step(global_steps, carried=bool(in_hand))
+        backend = self.recorder.around(self.backend, global_steps, in_hand) if self.recorder else self.backend
         started = time.perf_counter()
         collected = self.allocation.collect(
             global_steps,
-            self.recorder.around(self.backend, global_steps) if self.recorder else self.backend,
-            # A step that made no update left the weights as they were.
-            policy_version=global_steps - 1 - self.skipped_updates,
+            backend,
+            policy_version=self.version(global_steps - 1),
             min_group_rows=self.budget.min_group_rows,
         )
-        collect_s = time.perf_counter() - started
+        return collected, time.perf_counter() - started
+
+    def _hand_over(
+        self, global_steps: int, collected: Collected, collect_s: float
+    ) -> tuple[KVBatchMeta, dict[str, Any]]:
         if self.recorder:
             self.recorder.end_step()
         self.statistics = collected.statistics
@@ -159,6 +168,20 @@ class Collector:
         if self.settings.answers:
             self.answers = samples
 
+    def version(self, global_steps: int) -> int:
+        """Version of the weights after that step: one that made no update left them as they were."""
+        return global_steps - self.skipped_updates
+
+    @property
+    def finished(self) -> str | None:
+        """Why no step after the last one that was sampled can train on anything; None: one can."""
+        return self.allocation.finished
+
+    def end(self) -> None:
+        """The run ends: nothing of what is in hand is left in an engine or in TransferQueue."""
+        left = self.backend.end([group for group in self.allocation.flight.groups if group.pending])
+        logger.info("rows left in TransferQueue: %d %s", len(left), left[:8] or "")
+
     # ------------------------------------------------ state
 
     def _identity(self) -> dict[str, Any]:
@@ -168,14 +191,19 @@ class Collector:
     def save(self, folder: str) -> None:
         """Write the state of all rules, whole or not at all."""
         os.makedirs(os.path.dirname(folder), exist_ok=True)
-        state = {
+        state = dict(self._state())
+        state["waiting_rows"] = self.backend.waiting_state(folder, state["waiting_rows"])
+        save_state(folder, state)
+
+    def _state(self) -> dict[str, Any]:
+        """What is saved, between two steps."""
+        return {
             "identity": self._identity(),
             "prompts": self.prompts.marks(),
             "allocation": self.allocation.state_dict(),
             "skipped_updates": self.skipped_updates,
-            "waiting_rows": self.backend.waiting_state(folder),
+            "waiting_rows": self.backend.waiting_rows(),
         }
-        save_state(folder, state)
 
     def load(self, folder: str) -> None:
         """Restore the state saved in `folder`.

@@ -44,13 +44,17 @@ class TransferQueueBackend:
         self._prompt: dict[str, int] = {}
         self._streaming = False
 
-    def begin_step(self, global_steps: int) -> None:
-        """The rollouts from here on belong to this training step."""
+    def begin_step(self, global_steps: int, carried: bool = False) -> None:
+        """The rollouts from here on belong to this training step.
+
+        Args:
+            carried: what is in flight goes on in it; else it is of a step that broke off, and cleared.
+        """
         self.global_steps = global_steps
         self.round_gaps = []
         self.tally = StepTally()
         self._arrived_at = {}
-        self._streaming = False
+        self._streaming = carried
 
     def generate(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run one round; every session asked for comes back, as an outcome or as a failure."""
@@ -116,6 +120,7 @@ class TransferQueueBackend:
                     rows=max(1, len(reply.rows)),
                     aborted=reply.aborted,
                     error=reply.error if reply.failed else "",
+                    last_version=reply.max_version,
                 )
             )
         return outcomes
@@ -165,9 +170,27 @@ class TransferQueueBackend:
             tq.kv_clear(keys=keys, partition_id=PARTITION)
         return len(keys)
 
-    def waiting_state(self, folder: str) -> dict[str, Any]:
-        """Save the trajectories that wait for a later step into `folder`: all that is known here between two steps."""
-        rows = [row for session_rows in self._rows.values() for row in session_rows]
+    def waiting_rows(self) -> list[Row]:
+        """The trajectories that wait for a later step: all that is known here between two steps."""
+        return [row for session_rows in self._rows.values() for row in session_rows]
+
+    def end(self, groups: Sequence[Group]) -> list[str]:
+        """The run ends: what is in flight of these groups is cut off, and their rows in TransferQueue are freed.
+
+        Returns:
+            Keys in TransferQueue all the same, of rollouts that nobody waits for; they are freed, too.
+        """
+        if self._streaming and len(self.manager.stream):
+            self.abort(groups)
+        known = {key for key, _ in self.waiting_rows()}
+        self._rows, self._prompt = {}, {}
+        keys = set((tq.kv_list(PARTITION) or {}).get(PARTITION, {}))
+        if keys:
+            tq.kv_clear(keys=sorted(keys), partition_id=PARTITION)
+        return sorted(keys - known)
+
+    def waiting_state(self, folder: str, rows: list[Row]) -> dict[str, Any]:
+        """Save these trajectories into `folder`."""
         prompts = [self._prompt[key.split("_")[0]] for key, _ in rows]
         fields = set(self.prompts.fetch(prompts[0])) if rows else set()
         return save_rows(folder, rows, prompts, fields, PARTITION)

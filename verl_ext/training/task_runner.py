@@ -13,7 +13,7 @@ from verl.trainer.main_ppo import TaskRunnerV1
 from verl_ext.masking import masked
 from verl_ext.rollout.logs import show_own_logs
 from verl_ext.rollout.worker import AllocatedAgentLoopManager
-from verl_ext.training import trainer  # noqa: F401  (registers the trainer mode in this process)
+from verl_ext.training import trainer_async  # noqa: F401  (registers the trainer modes in this process)
 
 _VerlTaskRunner = TaskRunnerV1.__ray_metadata__.modified_class.__ray_actor_class__
 

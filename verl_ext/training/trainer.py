@@ -87,6 +87,7 @@ class AllocatedReplayBuffer(ReplayBuffer):
 class PPOTrainerAllocated(PPOTrainerSync):
     """verl's synchronous trainer with rollouts allocated by rules."""
 
+    collector_class: type[Collector] = Collector
     _warned_of: set[str] = set()
     """Variables of the reward that are no numbers, and were said to be."""
 
@@ -140,7 +141,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
                     self.config.critic.optim.total_training_steps = reachable
         self.prompts = PromptRows(self.train_dataset, self.config.data)
         record = self.run_folder.outcomes if self.settings.record == "auto" else self.settings.record
-        self.collector = Collector(self.settings, self.budget, self.prompts, record)
+        self.collector = self.collector_class(self.settings, self.budget, self.prompts, record)
         self.replay_buffer.collector = self.collector
         self.replay_buffer.pad_token = self.tokenizer.pad_token_id or 0
         logger.info("allocation: %s", self.budget.describe())
@@ -156,6 +157,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         try:
             self._begin()
             super().fit(agent_loop_manager)
+            self.collector.end()
         except NotWrittenError as error:
             begins = checkpoints.where_a_resume_begins(self.run_folder.path)
             raise NotWrittenError(f"{error}. {begins}") from error
@@ -169,7 +171,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
             return self.run_folder.visit()
         checkpoints.point_at(self.run_folder.path, self.global_steps)
         self.run_folder.begin(self.global_steps)
-        if self.collector.allocation.finished:  # resumed after its end
+        if self.collector.finished:  # resumed after its end
             self.total_training_steps = self.global_steps
             self.run_folder.end(self.global_steps)
 
@@ -230,7 +232,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
         self.run_folder.add_ledger_line(self.collector.ledger_record)
         self.run_folder.add_answers([answer.record(self.global_steps) for answer in self.collector.answers])
         self.stopped = self.stop_request.asked and self.global_steps < self.total_training_steps
-        finished = self.collector.allocation.finished
+        finished = self.collector.finished
         if self.stopped or finished:
             self._make_this_step_the_last(finished)
         return batch

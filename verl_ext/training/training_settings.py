@@ -18,6 +18,10 @@ from verl_ext.training.batch import StepBudget
 from verl_ext.typed_settings import SettingError, build, is_number, is_whole, require
 
 MODE = "allocated"
+COLOCATE_ASYNC = "allocated_colocate_async"
+SEPARATE_ASYNC = "allocated_separate_async"
+MODES = (MODE, COLOCATE_ASYNC, SEPARATE_ASYNC)
+"""Trainer modes that allocate."""
 VERLS_OWN = ("sync", "colocate_async", "separate_async")
 """Trainer modes that are verl's: nothing under `allocation` is used."""
 UNGROUPED_ESTIMATORS = ("gae", "reinforce_plus_plus")

@@ -252,7 +252,7 @@ def test_engines_of_their_own_keep_the_lag(seed, carry, max_lag, update_s, rule)
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(("name", "given_settings", "why"), [
-    ("marginal_signal", {}, "async.carry='above 0'; accepted: 0 with MarginalSignal"),
+    ("hora", {}, "async.carry='above 0'; accepted: 0 with Hora"),
     ("knapsack", {}, "async.carry='above 0'; accepted: 0 with Knapsack"),
     ("dynamic_sampling", {}, "async.carry='above 0'; accepted: 0: .*use gen_multiple=auto"),
     ("sara", {"audit_fraction": 0.1}, "audit_fraction=0.1; accepted: 0 with allocation.async.carry"),

@@ -44,6 +44,17 @@ def test_a_recipe_of_verls_own_mode_has_all_that_the_mode_needs(recipe):
 
 REFUSED = [
     (["trainer.v1.trainer_mode=async"], "trainer.v1.trainer_mode='async': accepted is allocated.*colocate_async"),
+    (["allocation.rounds=streaming", "allocation.async.carry=0.5"],
+     "async.carry=0.5 with trainer.v1.trainer_mode=allocated,.* accepted is 0, or .*allocated_colocate_async"),
+    (["recipe=cpu/sara_colocate_async", "allocation.async.carry=0"], "async.carry=0 .*accepted is a number above 0"),
+    (["recipe=cpu/sara_colocate_async", "allocation.rounds=barrier"], "async.carry=0.5; accepted: 0 with .*barrier"),
+    (["recipe=cpu/sara_colocate_async", "allocation/allocator=hora"], "0 with Hora"),
+    (["recipe=cpu/sara_colocate_async", "algorithm.rollout_correction.rollout_is=null"],
+     "max_lag=2 without a correction.*rollout_is=token"),
+    (["recipe=cpu/sara_separate_async", "actor_rollout_ref.rollout.calculate_log_probs=False"],
+     "max_lag=3 without a correction.*calculate_log_probs=True"),
+    (["recipe=cpu/sara_separate_async", "actor_rollout_ref.hybrid_engine=True"], "hybrid_engine=True.*is False"),
+    (["recipe=cpu/sara_colocate_async", "actor_rollout_ref.hybrid_engine=False"], "hybrid_engine=False.*is True"),
     (["trainer.use_v1=False"], "trainer.use_v1=False"),
     (["allocation.allocator.group_size=4"], "group_size=4 contradicts actor_rollout_ref.rollout.n=8"),
     (["allocation/downsampler=max_variance", "allocation.downsampler.keep=9"], "keep.*9"),
