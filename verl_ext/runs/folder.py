@@ -62,7 +62,7 @@ class RunFolder:
 
     def _write(self, name: str, payload: bytes) -> None:
         try:
-            write_whole(self._in(name), payload)
+            write_whole(self._in(name), payload, private=os.path.basename(name).startswith(ANSWERS))
         except OSError as error:
             raise not_written(self._in(name), error) from error
 
@@ -183,7 +183,7 @@ class RunFolder:
     def add_answers(self, answers: Sequence[dict[str, Any]]) -> None:
         """Append a step's sample answers."""
         if answers and self._answers is None:
-            self._answers = LineFile(self._in(ANSWERS))
+            self._answers = LineFile(self._in(ANSWERS), private=True)  # text of the data and of the policy
         for answer in answers:
             self._answers.write(json.dumps(answer).encode() + b"\n")
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from verl_ext.files import append_opener, write_whole
+from verl_ext.files import append_opener, private_opener, write_whole
 from verl_ext.runs.checkpoints import said_of
 
 logger = logging.getLogger(__name__)
@@ -70,22 +70,25 @@ class LineFile:
     Args:
         path: the file; made if missing, never through a link.
         keep: what it is to begin with; None: what is there.
+        private: its owner alone may read it.
 
     Raises:
         NotWrittenError: it cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], keep: bytes | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], keep: bytes | None = None, private: bool = False) -> None:
         self.path = Path(path)
+        self._private = private
         try:
             if keep is not None:
-                write_whole(self.path, keep)
+                write_whole(self.path, keep, private)
             self._file = self._open()
         except OSError as error:
             raise not_written(self.path, error) from error
 
     def _open(self) -> Any:
-        return open(self.path, "ab", buffering=0, opener=append_opener)
+        opener = private_opener if self._private else append_opener
+        return open(self.path, "ab", buffering=0, opener=opener)
 
     def write(self, line: bytes) -> int:
         """Add a line, whole.
@@ -114,7 +117,7 @@ class LineFile:
         if there is None:
             # Linux gives a deleted file's content by the descriptor that is still open.
             with open(f"/proc/self/fd/{self._file.fileno()}", "rb") as old:
-                write_whole(self.path, old.read())
+                write_whole(self.path, old.read(), self._private)
             logger.warning("%s was moved away or deleted while the run goes on: it is written anew, whole", self.path)
         else:
             logger.warning("%s was replaced by another file while the run goes on: further lines go there", self.path)

@@ -43,10 +43,14 @@ class NoUpdate(Exception):
 
 
 class Collector:
-    """Collects once a training step and hands verl the keys of the rows to train on."""
+    """Collects once a training step and hands verl the keys of the rows to train on.
+
+    Args:
+        outcomes: folder of `allocation.record=auto`; None: it records nothing.
+    """
 
     def __init__(
-        self, settings: TrainingSettings, budget: StepBudget, prompts: PromptRows, record: str | None = None
+        self, settings: TrainingSettings, budget: StepBudget, prompts: PromptRows, outcomes: str | None = None
     ) -> None:
         self.settings = settings
         self.budget = budget
@@ -64,6 +68,7 @@ class Collector:
         """A few of the step's answers, for people to look at."""
         self.all_zero = AllZeroWatch(settings.all_zero_steps)
         self.no_gradient = NoGradientWatch(settings.all_zero_steps)
+        record = outcomes if settings.record == "auto" else settings.record
         self.recorder = OutcomeRecorder(record, prompts.keys) if record else None
 
     def connect(self, manager: Any) -> None:

@@ -140,8 +140,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
                 if self.use_critic:
                     self.config.critic.optim.total_training_steps = reachable
         self.prompts = PromptRows(self.train_dataset, self.config.data)
-        record = self.run_folder.outcomes if self.settings.record == "auto" else self.settings.record
-        self.collector = self.collector_class(self.settings, self.budget, self.prompts, record)
+        self.collector = self.collector_class(self.settings, self.budget, self.prompts, self.run_folder.outcomes)
         self.replay_buffer.collector = self.collector
         self.replay_buffer.pad_token = self.tokenizer.pad_token_id or 0
         logger.info("allocation: %s", self.budget.describe())

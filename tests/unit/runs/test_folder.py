@@ -55,6 +55,8 @@ def test_sample_answers_are_cut_back_too(tmp_path):
     again.add_answers([{"step": 3, "answer": "new"}])
     assert steps_in(tmp_path / "answers.jsonl") == [1, 1, 2, 2, 3]
     assert lines(tmp_path / "earlier-1" / "answers.jsonl") == [{"step": 3, "answer": "é\n"}] * 2
+    texts = (tmp_path / "answers.jsonl", tmp_path / "earlier-1" / "answers.jsonl")
+    assert [path.stat().st_mode & 0o777 for path in texts] == [0o600, 0o600]
     assert again.outcomes == str(tmp_path / "outcomes")
 
 
