@@ -209,6 +209,10 @@ def test_outcomes_are_recorded_for_replay(stack, tmp_path):
     clear(meta)
     table = read_record(tmp_path / "record")
     assert len(table) == metrics["allocation/step_rollouts"]
+    kept = [answer.record(1) for answer in collector.answers]
+    assert [one["verdict"] for one in kept] == ["right", "right", "wrong", "wrong"]
+    assert len({one["prompt"] for one in kept[:2]}) == len({one["prompt"] for one in kept[2:]}) == 2
+    assert all(one["answer"] and one["truth"] for one in kept)
 
 
 def test_a_worker_that_dies_is_a_clear_error_and_the_ledger_adds_up(stack):

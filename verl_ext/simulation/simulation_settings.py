@@ -81,28 +81,21 @@ class WorldSettings:
     """``colocated``: they rest during an update; ``separate``: the next step's rollouts are made meanwhile."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "steps", "batch", "pace", "topics", "held_out"):
-            value = getattr(self, name)
-            require(value >= 1, f"simulation.{name}", value, "an integer of 1 or more")
-        require(self.warmup_steps >= 0, "simulation.warmup_steps", self.warmup_steps, "an integer of 0 or more")
-        require(0 < self.mean < 1, "simulation.mean", self.mean, "a number in (0, 1)")
-        require(0 < self.goal < 1, "simulation.goal", self.goal, "a number in (0, 1)")
-        require(self.update in UPDATES, "simulation.update", self.update, " | ".join(UPDATES))
-        require(self.own >= 0, "simulation.own", self.own, "a number of 0 or more")
-        require(self.drift >= 0, "simulation.drift", self.drift, "a number of 0 or more")
-        require(self.diminish is None or self.diminish > 0, "simulation.diminish", self.diminish, "null or above 0")
-        require(
-            self.slots is None or self.slots >= 1, "simulation.slots", self.slots, "null, or an integer of 1 or more"
-        )
-        require(self.update_s >= 0, "simulation.update_s", self.update_s, "a number of 0 or more")
-        require(
-            not self.update_s or self.slots is not None, "simulation.slots", self.slots,
-            f"an integer of 1 or more with simulation.update_s={self.update_s}",
-        )  # fmt: skip
-        require(self.engines == "colocated" or self.slots is not None, "simulation.slots", self.slots,
-                "an integer of 1 or more with simulation.engines=separate")  # fmt: skip
-        share = self.effective_share
-        require(share is None or 0 < share < 1, "simulation.effective_share", share, "null, or a number in (0, 1)")
+        share, with_slots = self.effective_share, "an integer of 1 or more with simulation."
+        whole, above, zero = "an integer of 1 or more", "null or above 0", "a number of 0 or more"
+        for fits, name, accepted in (
+            *((getattr(self, n) >= 1, n, whole) for n in ("prompts", "steps", "batch", "pace", "topics", "held_out")),
+            (self.warmup_steps >= 0, "warmup_steps", "an integer of 0 or more"),
+            *((0 < getattr(self, name) < 1, name, "a number in (0, 1)") for name in ("mean", "goal")),
+            (self.update in UPDATES, "update", " | ".join(UPDATES)),
+            *((getattr(self, name) >= 0, name, zero) for name in ("own", "drift", "update_s")),
+            (self.diminish is None or self.diminish > 0, "diminish", above),
+            (self.slots is None or self.slots >= 1, "slots", f"null, or {whole}"),
+            (not self.update_s or self.slots is not None, "slots", f"{with_slots}update_s={self.update_s}"),
+            (self.engines == "colocated" or self.slots is not None, "slots", f"{with_slots}engines=separate"),
+            (share is None or 0 < share < 1, "effective_share", "null, or a number in (0, 1)"),
+        ):
+            require(fits, f"simulation.{name}", getattr(self, name), accepted)
 
 
 def world_settings(population: str, values: Mapping[str, Any]) -> WorldSettings:
