@@ -30,26 +30,28 @@ from verl_ext.launch.cluster_runs import run_on_cluster
 from verl_ext.launch.comparison_plan import CompareError, PlannedRun, State, plan, state_of
 from verl_ext.launch.jobs import JobServer, JobServerError
 from verl_ext.launch.local_runs import COMMAND, run_all
-from verl_ext.reports.compared_runs import find, load
+from verl_ext.reports.compared_runs import find
 from verl_ext.reports.comparison import compare
 from verl_ext.reports.comparison_page import draw_all, page
 from verl_ext.reports.comparison_settings import check_baseline, check_settings, prepare_output
+from verl_ext.reports.toy_runs import load_all
 
 
 def build(
     folders: Sequence[Path], output: Path, title: str, baseline: str | None = None, target: float | None = None,
     recipes: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Build the report of some run folders: index.html, PNGs, and all numbers as comparison.json.
+    """Build the report of some runs: index.html, PNGs, and all numbers as comparison.json.
 
     Args:
+        folders: of runs; or JSON files of the laboratory and of simulations.
         recipes: in this order, others behind them; the first is the baseline where none is named. Without them one
             called grpo comes first.
 
     Raises:
         CompareError: a folder or a setting that cannot be used.
     """
-    runs = [load(folder) for folder in folders]
+    runs = [run for folder in folders for run in load_all(folder)]
     order = {recipe: i for i, recipe in enumerate(recipes)}
     grpo = re.compile(r"(^|[/_-])grpo$")
     runs.sort(key=lambda run: (order.get(run.recipe, len(order)), not (order or grpo.search(run.recipe))))
@@ -105,7 +107,7 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
     if planned:
         check_baseline(settings["baseline"], settings["recipes"], extra)
     failed = []
-    if settings["run"]:
+    if settings["run"] and (planned or not extra):
         if not planned:
             raise CompareError("recipes=[]; accepted: recipes to run, or run=false for the report alone")
         server = job_server(settings, command)
@@ -124,7 +126,7 @@ def run(config: DictConfig, command: tuple[str, ...] = COMMAND) -> int:
                 _say(f"{one.recipe}, seed {one.seed}: {state_of(one.folder).value}, not in the report")
         folders = there + [folder for folder in extra if folder.resolve() not in {path.resolve() for path in there}]
     else:
-        folders = find(root, settings["folders"])
+        folders = extra if settings["run"] else find(root, settings["folders"])
     if not folders:
         raise CompareError(f"no runs: no folder under {root} has a metrics.jsonl")
     title = settings["title"] or f"Comparison: {settings['project'] if not planned else root.name}"

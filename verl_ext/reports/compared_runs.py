@@ -29,7 +29,7 @@ PREDICTIONS = (
 """Label, metric predicted, metric realised, and whether the two are over the run so far."""
 
 _BLOCKS = 5
-_SEED = re.compile(r"[-_](?:seed|s)(\d+)$")
+SEED = re.compile(r"[-_](?:seed|s)(\d+)$")
 
 
 @dataclass
@@ -120,12 +120,12 @@ def load(folder: Path) -> RunData:
     _check_note(folder / NOTE, own)
     note = {**run.about, **own}
     name = _get(config, "trainer.experiment_name") or folder.name
-    match = _SEED.search(str(name))
+    match = SEED.search(str(name))
     seed = note.get("seed", _get(config, "allocation.seed", int(match[1]) if match else None))
     if not _is_seed(seed):
         raise CompareError(f"{folder / CONFIG}: allocation.seed={seed!r}; accepted: null, or an integer")
-    data = RunData(note.get("recipe") or _SEED.sub("", str(name)), seed, folder, run, config, note)
-    _measure(data)
+    data = RunData(note.get("recipe") or SEED.sub("", str(name)), seed, folder, run, config, note)
+    measure(data)
     return data
 
 
@@ -150,7 +150,8 @@ def _check_note(path: Path, note: dict[str, Any]) -> None:
 
 
 def find(root: Path | None, patterns: Iterable[str]) -> list[Path]:
-    """Folders with metrics: directly under ``root``, and those the patterns match, each once.
+    """Folders with metrics: directly under ``root``, and those the patterns match, each once; also JSON files that the
+    patterns match.
 
     Raises:
         CompareError: a pattern matches no run's folder.
@@ -159,15 +160,15 @@ def find(root: Path | None, patterns: Iterable[str]) -> list[Path]:
     given |= {pattern: [Path(match) for match in sorted(glob.glob(pattern))] for pattern in patterns}
     found: dict[Path, Path] = {}
     for pattern, paths in given.items():
-        runs = [path for path in paths if (path / METRICS).is_file()]
+        runs = [path for path in paths if (path / METRICS).is_file() or pattern is not None and path.suffix == ".json"]
         if not runs and pattern is not None:
-            raise CompareError(f"folders: {pattern!r} matches no folder with a {METRICS}")
+            raise CompareError(f"folders: {pattern!r} matches no folder with a {METRICS}, and no .json of verl_ext.lab")
         for path in runs:
             found.setdefault(path.resolve(), path)
     return list(found.values())
 
 
-def _measure(data: RunData) -> None:
+def measure(data: RunData) -> None:
     """Walk over the steps and note the axes at every validation."""
     at = dict.fromkeys(AXES, 0.0)
     batch, n = _get(data.config, "data.train_batch_size"), _get(data.config, "actor_rollout_ref.rollout.n")

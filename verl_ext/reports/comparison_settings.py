@@ -10,8 +10,8 @@ from typing import Any
 
 from verl_ext.launch.comparison_plan import CompareError
 from verl_ext.masking import masked_override
-from verl_ext.reports.compared_runs import load
 from verl_ext.reports.comparison import check_target
+from verl_ext.reports.toy_runs import load_all
 
 _LISTS = {
     "recipes": "recipes=[cpu/grpo,cpu/sara]",
@@ -57,7 +57,7 @@ def check_baseline(baseline: str | None, recipes: Sequence[str], folders: Sequen
     Raises:
         CompareError: names those accepted; or a folder cannot be read.
     """
-    known = dict.fromkeys([*recipes, *(load(folder).recipe for folder in folders)])
+    known = dict.fromkeys([*recipes, *(run.recipe for folder in folders for run in load_all(folder))])
     if baseline is not None and baseline not in known:
         raise CompareError(f"baseline={baseline!r}; accepted: {', '.join(known)}")
 
