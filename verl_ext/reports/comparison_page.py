@@ -10,7 +10,7 @@ from typing import Any
 from verl_ext.reports.charts import charts, colours
 from verl_ext.reports.compared_runs import AXES
 from verl_ext.reports.drawing import save
-from verl_ext.reports.page import Cell, cards, document, dot, number, sentences, table, text
+from verl_ext.reports.page import Cell, cards, document, dot, made_with, number, sentences, table, text
 
 
 def draw_all(comparison: dict[str, Any], folder: Path) -> list[Path]:
@@ -90,74 +90,62 @@ def _folder(path: str) -> Cell:
 
 def main_table(comparison: dict[str, Any]) -> str:
     """One row a recipe: accuracy, what it took, shares."""
-    equal = comparison["common"]["rollouts"]
+    equal, baseline = comparison["common"]["rollouts"], comparison["baseline"]
     head = ["recipe", "runs", "final accuracy", f"accuracy at {equal:,.0f} rollouts" if equal else "accuracy",
-            f"difference to {comparison['baseline']}", "rollouts", "tokens", "hours", "steps", "effective share",
+            f"difference to {baseline}", "rollouts", "tokens", "hours", "steps", "effective share",
             "rollouts per effective group"]  # fmt: skip
     rows = []
     for name, colour in colours(comparison).items():
-        found = comparison["recipes"][name]
-        test = comparison["differences"].get(name)
-        if test is None:
-            difference: Cell = ("baseline" if name == comparison["baseline"] else "not tested", None)
-        else:
+        found, runs = comparison["recipes"][name], len(comparison["recipes"][name]["seeds"])
+        difference: Cell = ("baseline" if name == baseline else "not tested", None)
+        if test := comparison["differences"].get(name):
             mark = " *" if test["separates"] else ""
             shown = f"{test['difference']:+.3f}{mark} <small>{test['low']:+.3f} to {test['high']:+.3f}</small>"
             difference = (shown, test["difference"])
-        totals = found["totals"]
-        runs = len(found["seeds"])
-        complete = "" if found["complete"] == runs else f", {found['complete']} complete"
         rows.append([
             (dot(colour) + html.escape(name), name),
-            (f"{runs}{complete}", float(runs)),
+            (f"{runs}" + ("" if found["complete"] == runs else f", {found['complete']} complete"), float(runs)),
             _with_interval(found["final"], "{:.3f}"),
             _with_interval(found["at_equal_rollouts"], "{:.3f}"),
             difference,
-            number(totals["rollouts"]["mean"], "{:,.0f}"),
-            number(totals["tokens"]["mean"], "{:,.0f}"),
-            number(totals["hours"]["mean"], "{:.3g}"),
-            number(totals["steps"]["mean"], "{:,.0f}"),
+            *(number(found["totals"][axis]["mean"], _form(axis)) for axis in ("rollouts", "tokens", "hours", "steps")),
             _with_interval(found["effective_share"], "{:.3f}"),
             _with_interval(found["rollouts_per_effective_group"], "{:.1f}"),
         ])  # fmt: skip
     return table(head, rows, "recipes")
 
 
+def _form(axis: str) -> str:
+    return "{:.3g}" if axis == "hours" else "{:,.0f}"
+
+
 def target_table(comparison: dict[str, Any]) -> str:
     """One row a recipe: cost of reaching the target, and the ratio to the baseline."""
-    head = ["recipe", "runs that reached it"]
-    for axis in AXES:
-        head += [f"{AXES[axis]} to target", f"ratio to {comparison['baseline']}"]
+    baseline = comparison["baseline"]
+    titles = [title for label in AXES.values() for title in (f"{label} to target", f"ratio to {baseline}")]
     rows = []
     for name, colour in colours(comparison).items():
         found = comparison["recipes"][name]["to_target"]
-        reach = found["rollouts"]
-        short = "not reached" if reach["of"] else "not measured"
-        row: list[Cell] = [
-            (dot(colour) + html.escape(name), name),
-            (f"{reach['reached']} of {reach['of']}", reach["reached"] / reach["of"] if reach["of"] else None),
-        ]
+        reached, of = (found["rollouts"][key] for key in ("reached", "of"))
+        short = "not reached" if of else "not measured"
+        share = reached / of if of else None
+        row: list[Cell] = [(dot(colour) + html.escape(name), name), (f"{reached} of {of}", share)]
         for axis in AXES:
             needed = found[axis]["needed"]
-            form = "{:.3g}" if axis == "hours" else "{:,.0f}"
-            row.append(_with_interval(needed, form, short))
-            missing = "baseline" if name == comparison["baseline"] else "–" if needed else short
-            row.append(_with_interval(found[axis]["ratio"], "{:.2f}", missing))
+            missing = "baseline" if name == baseline else "–" if needed else short
+            row += [_with_interval(needed, _form(axis), short), _with_interval(found[axis]["ratio"], "{:.2f}", missing)]
         rows.append(row)
-    return table(head, rows, "target")
+    return table(["recipe", "runs that reached it", *titles], rows, "target")
 
 
 def runs_table(comparison: dict[str, Any]) -> str:
     """One row a run: folder and progress; machine and versions are said once where they are the same for all."""
-    runs = comparison["runs"]
-    made = {"machine": [", ".join(f"{v} cores" if k == "cores" else str(v) for k, v in run["machine"].items())
-                        for run in runs],
-            "versions": [", ".join(f"{k} {v}" for k, v in run["versions"].items()) for run in runs]}  # fmt: skip
+    made = {name: [made_with(run, name) for run in comparison["runs"]] for name in ("machine", "versions")}
     same = {name: of[0] for name, of in made.items() if len(set(of)) == 1}
-    head = ["recipe", "seed", "folder", "steps", "complete", "ledger", *(name for name in made if name not in same),
-            "settings given"]  # fmt: skip
+    differ = [name for name in made if name not in same]
+    head = ["recipe", "seed", "folder", "steps", "complete", "ledger", *differ, "settings given"]
     rows = []
-    for i, run in enumerate(runs):
+    for i, run in enumerate(comparison["runs"]):
         of = f" of {run['total_steps']}" if run["total_steps"] else ""
         rows.append([
             text(run["recipe"]),
@@ -166,10 +154,10 @@ def runs_table(comparison: dict[str, Any]) -> str:
             (f"{run['steps']}{of}", float(run["steps"])),
             text("yes" if run["complete"] else "no"),
             text(run["ledger"]),
-            *(text(of[i] or "not recorded") for name, of in made.items() if name not in same),
+            *(text(made[name][i]) for name in differ),
             text(" ".join(run["overrides"]) or "none"),
         ])  # fmt: skip
-    said = "".join(f'<p class="note">{name.capitalize()} of all runs: {html.escape(of or "not recorded")}.</p>'
+    said = "".join(f'<p class="note">{name.capitalize()} of all runs: {html.escape(of)}.</p>'
                    for name, of in same.items())  # fmt: skip
     return table(head, rows, "runs") + said
 

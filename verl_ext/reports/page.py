@@ -64,6 +64,13 @@ def dot(colour: str) -> str:
     return f'<i class="dot" style="--light:{colour};--dark:{DARK_OF[colour]}"></i>'
 
 
+def made_with(run: Mapping[str, Any], what: str) -> str:
+    """The machine or the versions that a run was made with, in words."""
+    found = [f"{value} cores" if name == "cores" else str(value) if what == "machine" else f"{name} {value}"
+             for name, value in (run.get(what) or {}).items()]  # fmt: skip
+    return ", ".join(found) or "not recorded"
+
+
 def sentences(said: Sequence[str]) -> str:
     """A box of sentences, the first in bold."""
     return f'<ul class="said">{"".join(f"<li>{html.escape(sentence)}</li>" for sentence in said)}</ul>'

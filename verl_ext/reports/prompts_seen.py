@@ -100,8 +100,9 @@ def _data_set(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 extra = row.get("extra_info") or {}
                 truth = (row.get("reward_model") or {}).get("ground_truth")
                 key = prompt_key(row.get("data_source", ""), row[name], truth)
-                found.setdefault(key, next((extra[n] for n in _DIFFICULTY if extra.get(n) is not None), None))
-        except (OSError, ValueError, TypeError, KeyError) as error:
+                level = next((extra[n] for n in _DIFFICULTY if extra.get(n) is not None), None)
+                found.setdefault(key, level if isinstance(level, int | float | None) else str(level))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             return {}, [f"Without difficulty and prompts never sampled: data.train_files={path}: {error}."]
     return found, [] if found else ["Without difficulty and prompts never sampled: no data.train_files are known."]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.files import write_whole
-from verl_ext.reports.page import cards, document, sentences, table, text
+from verl_ext.reports.page import cards, document, made_with, sentences, table, text
 from verl_ext.reports.prompts_seen import difficulty_table, prompt_charts, prompts_seen
 from verl_ext.reports.run_plot import run_charts
 from verl_ext.reports.run_table import table as figures
@@ -30,15 +30,13 @@ def run_page(run: Run) -> str:
     charts = run_charts(run)
     seen, missing = prompts_seen(run)
     of_prompts = prompt_charts(seen) if seen else []
-    about = ", ".join(f"{name} {version}" for name, version in (run.about.get("versions") or {}).items())
-    machine = ", ".join(f"{v} cores" if k == "cores" else str(v) for k, v in (run.about.get("machine") or {}).items())
     faults = ledger_faults(run.ledger)
     prompts = (cards(of_prompts) + difficulty_table(seen) if seen else "") + "".join(
         f'<p class="note">{html.escape(said)}</p>' for said in missing
     )
     where = run.folder.resolve()
-    body = f"""<p class="note">{html.escape(about or "versions not recorded")}; {html.escape(machine or "machine not "
-"recorded")}.</p>
+    body = f"""<p class="note">Versions: {html.escape(made_with(run.about, "versions"))}.
+Machine: {html.escape(made_with(run.about, "machine"))}.</p>
 {sentences(["The ledger does NOT add up.", *faults[:5]]) if faults else ""}
 <div class="scroll"><pre>{html.escape(figures(run))}</pre></div>
 <h2>Charts</h2>{cards(charts)}
