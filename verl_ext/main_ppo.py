@@ -35,7 +35,7 @@ from verl_ext.runs.line_file import NotWrittenError
 from verl_ext.runs.own_folder import note_command, own_folder
 from verl_ext.tiny.policy_store import default_cache, ensure_tiny
 from verl_ext.training.stopping import ask_trainer_to_stop
-from verl_ext.training.training_settings import MODE, TrainingSettings
+from verl_ext.training.training_settings import TrainingSettings
 
 
 def run(config: DictConfig, command: Sequence[str] = (), screen: Screen | None = None) -> None:
@@ -170,7 +170,7 @@ def main(config: DictConfig) -> None:
     """Compose the configuration from the command line and run."""
     restrict_umask()
     # verl's own trainer has no line a step.
-    quiet = config.get("verbose") is False and OmegaConf.select(config, "trainer.v1.trainer_mode") == MODE
+    quiet = config.get("verbose") is False and OmegaConf.select(config, "trainer.v1.trainer_mode") != "sync"
     screen = Screen(not quiet, _PLAIN)
     try:
         with screen:

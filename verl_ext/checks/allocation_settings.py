@@ -110,25 +110,37 @@ def _check_mode(config: DictConfig, settings: TrainingSettings) -> None:
         )
 
 
+_UNSUPPORTED = {
+    "actor_rollout_ref.rollout.full_determinism": "every request of a server is sampled with the same seed, so that "
+    "all rollouts of a group are one and the same; accepted is False",
+    "actor_rollout_ref.rollout.router_config_path": "a group is given its server before it has tokens to route by; "
+    "accepted is null",
+    **dict.fromkeys(
+        ("actor_rollout_ref.actor.shuffle", "critic.shuffle"),
+        "verl shuffles the rows after padding was spread over the mini-batches, so that one may be padding alone; "
+        "accepted is False",
+    ),
+    "algorithm.filter_groups.enable": "filtering is the allocator's work here; choose "
+    "allocation/allocator=dynamic_sampling",
+    "distillation.enabled": "on-policy distillation is not supported with allocation",
+    "skip.rollout_tq.enable": "a step's rollouts cannot be replayed; accepted is False",
+    "trainer.default_hdfs_dir": "verl copies the weights there, but neither the state of the rules nor that of the "
+    "data, and resumes from none of it; accepted is null, with trainer.default_local_dir in a folder that lasts",
+    "trainer.v1.sampler.custom_sampler.path": "allocation brings its own sampler; accepted is null",
+    "trainer.v1.sampler.sync_refill_failed_groups": "the allocator replaces what failed; accepted is False",
+}
+"""Setting of verl's that has to be false or null with rounds within a step -> why."""
+
+
 def _unsupported(config: DictConfig) -> list[str]:
     """What verl can do, but not together with rounds within a step."""
-    problems = []
-    if config.actor_rollout_ref.rollout.get("full_determinism"):
-        problems.append(
-            "actor_rollout_ref.rollout.full_determinism=True: every request of a server is sampled with the same seed, "
-            "so that all rollouts of a group are one and the same; accepted is False"
-        )
+    given = {name: OmegaConf.select(config, name) for name in _UNSUPPORTED}
+    problems = [f"{name}={value}: {_UNSUPPORTED[name]}" for name, value in given.items() if value]
     engine, strategy = config.get("model_engine", "dp"), config.actor_rollout_ref.actor.strategy
     if engine != "dp" and ("fsdp" in strategy or "fsdp_config" in config.actor_rollout_ref.actor):
         problems.append(
             f"model_engine={engine} with FSDP's settings under actor_rollout_ref.actor (strategy={strategy}): the "
             "recipes and hardware=gpu_... are for FSDP; accepted is model_engine=dp, or hardware=gpu without a recipe"
-        )
-    if folder := config.trainer.get("default_hdfs_dir"):
-        problems.append(
-            f"trainer.default_hdfs_dir={folder}: verl copies the weights there, but neither the state of the rules nor "
-            "that of the data, and resumes from none of it; accepted is null, with trainer.default_local_dir in a "
-            "folder that lasts"
         )
     reward_model = config.reward.reward_model
     if reward_model.enable and not reward_model.enable_resource_pool:
@@ -136,38 +148,11 @@ def _unsupported(config: DictConfig) -> list[str]:
             "reward.reward_model.enable=True without reward.reward_model.enable_resource_pool: a colocated reward "
             "model scores after sampling, so no rule would see an outcome; use a rule-based reward or a resource pool"
         )
-    filter_groups = config.algorithm.get("filter_groups")
-    if filter_groups is not None and filter_groups.enable:
-        problems.append(
-            "algorithm.filter_groups.enable=True: filtering is the allocator's work here; "
-            "choose allocation/allocator=dynamic_sampling"
-        )
-    if config.trainer.v1.sampler.get("custom_sampler") and config.trainer.v1.sampler.custom_sampler.get("path"):
-        problems.append("trainer.v1.sampler.custom_sampler.path is set: allocation brings its own sampler")
-    if config.trainer.v1.sampler.get("sync_refill_failed_groups"):
-        problems.append(
-            "trainer.v1.sampler.sync_refill_failed_groups=True: the allocator replaces what failed; accepted is False"
-        )
-    if OmegaConf.select(config, "skip.rollout_tq.enable"):
-        problems.append("skip.rollout_tq.enable=True: a step's rollouts cannot be replayed; accepted is False")
     if config.data.get("gen_batch_size") not in (None, config.data.train_batch_size):
         problems.append(
             f"data.gen_batch_size={config.data.gen_batch_size}: how many prompts are sampled at once is the "
             "allocator's work here; accepted is null"
         )
-    if router := config.actor_rollout_ref.rollout.get("router_config_path"):
-        problems.append(
-            f"actor_rollout_ref.rollout.router_config_path={router}: a group is given its server before it has tokens "
-            "to route by; accepted is null"
-        )
-    problems += [
-        f"{part}.shuffle=True: verl shuffles the rows after padding was spread over the mini-batches, so that one may "
-        "be padding alone; accepted is False"
-        for part in ("actor_rollout_ref.actor", "critic")
-        if OmegaConf.select(config, f"{part}.shuffle")
-    ]
-    if config.get("distillation") is not None and config.distillation.get("enabled", False):
-        problems.append("distillation.enabled=True: on-policy distillation is not supported with allocation")
     if config.algorithm.adv_estimator in ("remax",):
         problems.append(
             f"algorithm.adv_estimator={config.algorithm.adv_estimator}: needs a greedy rollout a prompt, "
