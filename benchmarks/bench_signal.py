@@ -9,6 +9,7 @@ size k and share p of right answers:
 - noise: mean of <G, P G> / k, in units of its mean over all groups.
 
     python -m benchmarks.bench_signal
+    python -m benchmarks.bench_signal --tasks skills --policies 1 --prompts 160 --output signal_skills.json
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["balanced", "sparse"])
     parser.add_argument("--policies", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--prompts", type=int, default=256, help="prompts of each task and size")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -105,7 +107,7 @@ def main() -> None:
             print(f"k {k:>2}, share ({low}, {high}]: {int(of.sum()):>4} groups, worth {row['worth']:+.2f} "
                   f"+- {row['worth_error']:.2f}, noise {row['noise']:.2f}")  # fmt: skip
     result = {"tasks": options.tasks, "policies": options.policies, "prompts": options.prompts, "table": table}
-    write_whole(OUTPUT, (json.dumps(result, indent=1) + "\n").encode())
+    write_whole(options.output, (json.dumps(result, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a group is expected to add to the policy gradient. Derived here, with two factors measured.
+"""What a group is expected to add to the policy gradient. Derived here, with one factor measured.
 
 Let S_j be the gradient of rollout j's log-probability, and mu_R, mu_W its means over right and wrong rollouts of a
 prompt with success rate g: the gradient of logit g is mu_R - mu_W. A group of n rollouts with s right has GRPO's
@@ -6,11 +6,11 @@ advantages (1 - p) / sigma and -p / sigma, where p = s / n and sigma^2 = p (1 - 
 
     E[sum_j A_j S_j] = c(s, n) (mu_R - mu_W),        c(s, n) = sqrt(s (n - s) (n - 1) / n)
 
-and a saturated group gives nothing. Two more factors were measured (`benchmarks/bench_signal.py`, chain sums of the
-laboratory): what this direction is worth to held-out prompts, a unit of c, and the variance of the gradient, a rollout.
-Groups with many right answers are worth little, and are noisy: there is one way to be right and many to be wrong, and
-a rare failure says little about the next one. The first falls about as 1 - p, the second rises several times from p = 0
-to p = 1. Their ratio is close to (1 - p)^2. So a group is worth
+and a saturated group gives nothing. What this direction is worth to held-out prompts, a unit of c, was measured in the
+laboratory, and the variance of the gradient, a rollout (`benchmarks/bench_signal.py`). Groups with many right answers
+are worth less: there is one way to be right and many to be wrong, and a rare failure says little about the next one.
+The ratio of the two falls with p about as (1 - p)^2 on chain sums, and about as (1 - p)^(1/2) on skills; between them
+lies 1 - p. So a group is worth
 
     v(s, n) = c(s, n) (1 - s / n)^room
 """

@@ -23,7 +23,7 @@ class ExpectedSignalSettings(SkippingSettings):
 
     forget: float = 0.8
     """Weight that a prompt's earlier outcomes keep at each visit, as the policy moves."""
-    room: float = 2.0
+    room: float = 1.0
     """How much less groups of many right answers are worth: by (1 - s / n)^room. 0: failures of nearly solved prompts
     count as much as successes of nearly hopeless ones."""
     cost: Literal["rollouts", "tokens"] = "rollouts"

@@ -27,7 +27,7 @@ def test_others_are_offered_by_the_posterior_of_what_a_group_adds():
     offered = np.zeros(prompts, bool)
     offered[run.step(want=prompts)] = True
     s = np.arange(k + 1)
-    worth = np.array([(binom.pmf(s, k, g) * group_value(s, k, 2.0)).sum() for g in GRID])
+    worth = np.array([(binom.pmf(s, k, g) * group_value(s, k, 1.0)).sum() for g in GRID])
     for of, successes in enumerate((0, 3, 8)):
         posterior = prior * GRID ** (successes / 2) * (1 - GRID) ** ((8 - successes) / 2)  # discounted by half
         expected = max(0.02, (posterior * worth).sum() / posterior.sum() / worth.max())
