@@ -41,7 +41,7 @@ def advice(seen: Beginning) -> list[str]:
     if seen.selector == "shuffled" and seen.mixed < _MIXED and seen.failed + seen.solved > _FEW:
         found.append(
             f"{seen.failed:.0%} of the prompts came back all wrong and {seen.solved:.0%} all right: over several "
-            "epochs allocation/selector=expected_signal, with groups of 4, offers a prompt as often as it teaches"
+            "epochs allocation/selector=greso, with groups of 4, passes over those that stay so"
         )
     if seen.updating > 0.5:
         found.append(

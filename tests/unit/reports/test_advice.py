@@ -19,7 +19,7 @@ PLAIN = {"group_size": 8, "mixed": 0.9, "failed": 0.05, "solved": 0.05, "selecto
     ({"mixed": 0.3, "failed": 0.6, "solved": 0.1, "selector": "greso"}, []),
     ({"updating": 0.7}, ["max_variance"]),
     ({"group_size": 16, "mixed": 0.5, "failed": 0.2, "solved": 0.3, "updating": 0.6},
-     ["rollout.n", "expected_signal", "60% of a step"]),
+     ["rollout.n", "=greso", "60% of a step"]),
 ])  # fmt: skip
 def test_what_is_said_follows_from_what_is_seen(seen, words):
     found = advice(Beginning(**{**PLAIN, **seen}))
