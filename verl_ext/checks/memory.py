@@ -22,8 +22,8 @@ from .findings import Problems, Seen
 
 GIB = 2**30
 _KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
-_STATE, _FROZEN = 16, 4
-"""Bytes a parameter: weights, gradients and Adam's two moments in fp32; with LoRA the weights alone."""
+_KEPT = 4
+"""Numbers a parameter that training keeps: weight, gradient and Adam's two moments; with LoRA the weight alone."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,10 @@ def check_memory(config: DictConfig) -> Seen:
     replica = math.prod(OmegaConf.select(config, name) for name in PARALLEL)
     width = 4 if rollout.dtype in ("float32", "float") else 2
     longest = rollout.get("max_model_len") or config.data.max_prompt_length + config.data.max_response_length
-    state = (_FROZEN if (model.get("lora_rank") or 0) > 0 else _STATE) * sizes.parameters / ranks
+    fsdp = config.actor_rollout_ref.actor.get("fsdp_config") or {}
+    kept = (1 if (model.get("lora_rank") or 0) > 0 else _KEPT) * (2 if "bf" in str(fsdp.get("model_dtype")) else 4)
+    # FSDP 2's own offloading keeps it all in host memory.
+    state = 0 if fsdp.get("offload_policy") and not on_cpu else kept * sizes.parameters / ranks
     weights = width * sizes.parameters / replica
     cache = (space * GIB or width * sizes.values_a_token * longest) / replica
     said = f"{_said(state)} of training state, {_said(weights)} of engine weights, {_said(cache)} of keys and values"

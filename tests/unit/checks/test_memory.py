@@ -78,6 +78,9 @@ def test_what_a_gpu_cannot_hold_is_refused(machine):
     with pytest.raises(Problems, match="64.0 GiB of training state") as error:
         check_memory(config)
     assert len(error.value.problems) == 1
+    for key, value in {"offload_policy": True, "model_dtype": "bf16"}.items():
+        fits = config_with("hardware=gpu_1x1", **{f"actor_rollout_ref.actor.fsdp_config.{key}": value})
+        check_memory(fits)
     machine(gpu=60, parameters=GIB, values_a_token=2 * 10**6)  # 37 GiB for an answer of 10,000 tokens
     with pytest.raises(Problems, match=r"gpu_memory_utilization=0.5: .*37.3 GiB of keys and values"):
         check_memory(config)
