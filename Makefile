@@ -6,7 +6,7 @@ ON_RAY := tests/cluster/test_compare_on_ray.py
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup setup-gpu demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-published bench-data bench-rewards bench-grading report evidence bench-signal lint clean
+.PHONY: help setup setup-gpu demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-async bench-published bench-data bench-rewards bench-grading report evidence bench-signal lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -83,6 +83,10 @@ bench-engine: setup ## driver time and memory a rollout, real Ray and TransferQu
 
 bench-streaming: setup ## time a step and idle share of the engines, streaming against whole rounds, long-tailed answers
 	$(PY) -m benchmarks.bench_streaming
+	$(PY) -m benchmarks.bench_updates
+
+bench-async: setup ## uniform and SARA in the modes allocated, colocate and separate on the CPU stack (about two hours; goes on)
+	$(PY) -m benchmarks.bench_async
 
 bench-published: setup ## published figures beside ours, simulated
 	$(PY) -m benchmarks.published --readme benchmarks/README.md

@@ -66,8 +66,8 @@ class Actor:
         self.loaded.append(local_path)
 
 
-class Trainer(PPOTrainerAllocated):
-    """Without a policy: what verl does with it is left out, from the old log-probs to the validation's answers."""
+class WithoutPolicy:
+    """What verl does with the policy is left out, from the old log-probs to the validation's answers."""
 
     def _compute_old_log_prob(self, batch, metrics):
         data = tq.kv_batch_get(batch.keys, batch.partition_id, ["rollout_log_probs"])
@@ -79,6 +79,10 @@ class Trainer(PPOTrainerAllocated):
         return {"val-core/sums/acc/mean@8": 0.5}
 
 
+class Trainer(WithoutPolicy, PPOTrainerAllocated):
+    """The mode `allocated`."""
+
+
 @pytest.fixture
 def queue(monkeypatch, tmp_path):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
@@ -88,18 +92,18 @@ def queue(monkeypatch, tmp_path):
 @pytest.fixture
 def made(queue, monkeypatch, tmp_path):
     """A trainer at the state in the folder, with what it logged and saved; call it again for a resumed one."""
-    monkeypatch.setattr(trainer_base, "create_rl_dataset", lambda *_, is_train, **__: FakePrompts(PROMPTS))
     monkeypatch.setattr(PPOTrainerSync, "_compute_metrics", lambda self, batch, metrics, *_, **__: None)
     stop = SimpleNamespace(asked=False, trainer_asks=lambda: None)
     monkeypatch.setattr(trainer_module, "StopRequest", lambda: stop)
 
-    def make(*overrides, ranks=1):
+    def make(*overrides, ranks=1, recipe="cpu/sara", kind=Trainer, prompts=PROMPTS):
+        monkeypatch.setattr(trainer_base, "create_rl_dataset", lambda *_, is_train, **__: FakePrompts(prompts))
         config = fake_config([
-            "recipe=cpu/sara", *SMALL, "trainer.val_before_train=False", "trainer.test_freq=-1",
+            f"recipe={recipe}", *SMALL, "trainer.val_before_train=False", "trainer.test_freq=-1",
             "data.dataloader_num_workers=0", f"trainer.default_local_dir={tmp_path / 'run'}",
             f"trainer.n_gpus_per_node={ranks}", "trainer.logger=[]", *overrides,
         ])  # fmt: skip
-        trainer = object.__new__(Trainer)
+        trainer = object.__new__(kind)
         trainer.config, trainer.trainer_mode, trainer.parameter_sync_step = config, "sync", 1
         trainer.settings, trainer.budget = check_config(config)
         trainer.run_folder = trainer_module.RunFolder(config.trainer.default_local_dir, config)

@@ -17,6 +17,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from verl_ext.rollout.sessions import SessionReply
 from verl_ext.rollout.worker import AllocatedAgentLoopManager
 from verl_ext.testing.fake_engine import FakeEngineWorker
 from verl_ext.testing.fake_run import FakePrompts, collector_on, fake_config
@@ -30,7 +31,7 @@ class Queue:
     def __init__(self, monkeypatch: Any) -> None:
         self.rows: dict[str, dict[str, dict[str, Any]]] = {}
         self.tags: dict[str, dict[str, dict[str, Any]]] = {}
-        for name in ("kv_batch_put", "kv_batch_get", "kv_clear"):
+        for name in ("kv_batch_put", "kv_batch_get", "kv_clear", "kv_list"):
             monkeypatch.setattr(tq, name, getattr(self, name))
         monkeypatch.setattr(tq, "async_kv_batch_put", self._later(self.kv_batch_put))
         monkeypatch.setattr(tq, "async_kv_put", self._later(self.kv_put))
@@ -63,6 +64,9 @@ class Queue:
         return list_of_dict_to_tensordict(
             [{name: row[name] for name in select_fields or row if name in row} for row in rows]
         )
+
+    def kv_list(self, partition_id: str) -> dict[str, dict[str, Any]]:
+        return {partition_id: dict(self.tags.get(partition_id, {}))}
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         for key in keys:
@@ -120,11 +124,41 @@ class Rewards:
         return results
 
 
+class Stream:
+    """Groups in flight in this process: one is run when the next is waited for, now the oldest and now the newest."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.manager, self.flying, self.turn = manager, {}, 0
+
+    def __len__(self) -> int:
+        return len(self.flying)
+
+    def submit(self, groups, global_steps, deadline_s, most_s):
+        self.flying |= {group.uid: (group, global_steps, deadline_s) for group in groups}
+        self.manager.requests.append({group.uid: group.n for group in groups})
+
+    def next(self):
+        self.turn += 1
+        uid = list(self.flying)[-1 if self.turn % 3 else 0]
+        group, global_steps, deadline_s = self.flying.pop(uid)
+        return asyncio.run(self.manager.worker.generate_round([group], global_steps, deadline_s))
+
+    def abort(self, uids):
+        groups = [self.flying.pop(uid)[0] for uid in uids if uid in self.flying]
+        return [SessionReply(g.uid, s, aborted=True) for g in groups for s in range(g.first, g.first + g.n)]
+
+    def clear(self):
+        self.flying.clear()
+
+
 class Manager(AllocatedAgentLoopManager):
-    """Rounds on a worker in this process."""
+    """Rounds, and groups in flight, on a worker in this process."""
+
+    stream = None
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self.config, self.stream = worker.config, Stream(self)
         self.requests: list[dict[str, int]] = []
         """Sessions asked of each group, a round each."""
 
