@@ -37,6 +37,7 @@ def test_separate_async_trains_the_weights_that_generate_and_keeps_the_old_polic
         assert found["actor/grad_norm"] > 0
 
 
+@pytest.mark.long
 def test_colocate_async_keeps_rollouts_in_flight_across_the_update(verls_run):
     run = verls_run("recipe=cpu/grpo_colocate_async", *QUICK)
     assert run.step(1)["training/rollout_probs_diff_max"] < SAME
