@@ -22,7 +22,7 @@ from tests.contract.test_platform_contract import on_cpu, run_python  # noqa: E4
 from verl_ext.checks import async_modes  # noqa: E402
 from verl_ext.cpu.patches import saved_weights_of_their_own  # noqa: E402
 from verl_ext.training.task_runner import log_with_flush  # noqa: E402
-from verl_ext.training.training_settings import VERLS_OWN  # noqa: E402
+from verl_ext.training.training_settings import MODES, VERLS_OWN  # noqa: E402
 
 SEPARATE = trainer_separate_async.PPOTrainerSeparateAsync
 COLOCATE = trainer_colocate_async.PPOTrainerColocateAsync
@@ -158,6 +158,21 @@ def test_where_the_modes_pause_and_go_on():
     )
     saved = inspect.getsource(SEPARATE._compute_old_log_prob)
     assert "save_model_to_cpu(0)" in saved and "restore_model_from_cpu(0)" in saved
+
+
+def test_the_hooks_that_our_modes_choose_between_are_all_that_verls_have():
+    """A class of ours has two of verl's above it, and names the one whose hook it takes."""
+
+    def own(trainer):
+        return {name for name, value in vars(trainer).items() if callable(value) and not name.startswith("__")}
+
+    assert own(trainer_base.get_trainer_cls("sync")) == {"on_init_end", "on_sample_end", "on_step_end"}
+    hooks = {"get_llm_client", "on_init_end", "on_sample_end", "on_step_end", "on_train_begin"}
+    assert own(COLOCATE) == hooks and hooks < own(SEPARATE)
+    more = {name for name in own(SEPARATE) - hooks if name.startswith("on_")}
+    assert more == {"on_sample_begin", "on_step_begin", "on_validate_begin"}
+    mine = {name for mode in MODES[1:] for name in vars(trainer_base.get_trainer_cls(mode))}
+    assert hooks <= mine | {"on_train_begin"}
 
 
 def test_what_separate_async_asserts_is_what_the_check_names():
