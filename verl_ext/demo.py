@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -67,8 +68,18 @@ def held_out_success(folder: Path, step: int) -> float | None:
     return measure_saved(saved, config["data"]["val_files"]).mean if os.path.isdir(saved) else None
 
 
-def train(folder: Path, arguments: list[str]) -> None:
+def train(
+    folder: Path, arguments: list[str], command: Sequence[str] = (),
+    success_after: Callable[[Path, int], float | None] | None = None, metric: str = HELD_OUT,
+) -> None:  # fmt: skip
     """Run the training to its end, show its steps, and add held-out success to its metrics.
+
+    Args:
+        folder: of the run.
+        arguments: added to the command.
+        command: what is run; default `COMMAND`.
+        success_after: held-out success after a step, None where it is not known; default `held_out_success`.
+        metric: its name.
 
     Raises:
         RuntimeError: the run ended with an error; the message holds the last that it said.
@@ -76,18 +87,19 @@ def train(folder: Path, arguments: list[str]) -> None:
     """
     folder.mkdir(parents=True)
     success, tail = {}, []
+    success_after = success_after or held_out_success
     # A group of its own: Ctrl-C reaches the run through `end_child` alone, once.
     child = subprocess.Popen(
-        [*COMMAND, *arguments, f"trainer.default_local_dir={folder}"], env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        encoding="utf-8", errors="replace",
+        [*(command or COMMAND), *arguments, f"trainer.default_local_dir={folder}"],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True, encoding="utf-8", errors="replace",
     )  # fmt: skip
     try:
         for line in child.stdout:
             tail = [*tail[-9:], line]
             if step := STEP.search(line):
                 for number in sorted({0, int(step[1])} - success.keys()):
-                    success[number] = held_out_success(folder, number)
+                    success[number] = success_after(folder, number)
                 now = success[int(step[1])]
                 print(step[0] + (f" | held-out {now:.3f}" if now is not None else ""), flush=True)
             elif line.startswith(("...", "warning:")):
@@ -98,7 +110,7 @@ def train(folder: Path, arguments: list[str]) -> None:
         raise RuntimeError(f"the run ended with status {child.returncode}:\n{''.join(tail)}")
     with (folder / METRICS).open("a") as file:
         known = {step: p for step, p in success.items() if p is not None}
-        file.writelines(json.dumps({"step": step, "data": {HELD_OUT: p}}) + "\n" for step, p in known.items())
+        file.writelines(json.dumps({"step": step, "data": {metric: p}}) + "\n" for step, p in known.items())
 
 
 def verdict(run: Run) -> tuple[bool, str]:

@@ -67,9 +67,9 @@ def prepare(out_dir: str | os.PathLike, settings: TinySettings) -> TinyPaths:
     """
     paths = locate(out_dir, settings)
     paths.train.parent.parent.mkdir(parents=True, exist_ok=True)
-    made = _make_once(paths.train.parent, lambda folder: _write_data(folder, settings))
+    made = make_once(paths.train.parent, lambda folder: _write_data(folder, settings))
     if paths.model != SHIPPED:
-        made = _make_once(paths.model, lambda folder: write_policy(folder, settings.policy)) or made
+        made = make_once(paths.model, lambda folder: write_policy(folder, settings.policy)) or made
     if not made:
         print(f"Tiny task: policy and data found: {paths.model}, {paths.train.parent}", flush=True)
     return paths
@@ -93,7 +93,7 @@ def tiny_paths(mix: str = "balanced", cache: str | os.PathLike | None = None) ->
     return locate(default_cache() if cache is None else cache, TinySettings(mix=mix))
 
 
-def _make_once(folder: Path, write: Callable[[Path], None]) -> bool:
+def make_once(folder: Path, write: Callable[[Path], None]) -> bool:
     """Let `write` fill a folder beside the target and rename it into place; True if that was needed."""
     if folder.is_dir():
         return False
