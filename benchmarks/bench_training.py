@@ -15,6 +15,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,10 +43,11 @@ def overrides(mix: str) -> list[str]:
             f"data.train_max_samples={PROMPTS}"]  # fmt: skip
 
 
-def compare(mix: str, recipes: list[str], root: Path) -> None:
-    """Run what is missing and build the report; ends this program where a run fails."""
+def compare(mix: str, recipes: Sequence[str], root: Path, more: Sequence[str] = ()) -> None:
+    """Run what is missing, with ``more`` settings, and build the report; ends this program where a run fails."""
     names = ",".join(f"cpu/{name}" for name in recipes)
-    shared = ",".join(f"'{setting}'" for setting in overrides(mix))  # quoted: Hydra reads a = in a list as its own
+    # Quoted: Hydra reads a = in a list as its own.
+    shared = ",".join(f"'{setting}'" for setting in (*overrides(mix), *more))
     command = [
         sys.executable, "-m", "verl_ext.compare", f"recipes=[{names}]", f"seeds=[{','.join(map(str, SEEDS))}]",
         f"root={root}", f"project=bench-training-{mix}", f"overrides=[{shared}]",
