@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.unit.checks.check_configs import config_with
+from tests.unit.checks.check_configs import NOWHERE, config_with
 from verl_ext.checks.allocation_settings import check_config
 from verl_ext.data.rows import SCHEMA, DataError
 from verl_ext.smollm2 import __main__ as command
@@ -35,9 +35,10 @@ def test_the_prompt_goes_on_with_the_answers_line():
     )
 
 
+@settings(deadline=None)
 @given(TERMS)
 def test_no_template_adds_to_the_prompt_and_its_true_answer_is_right(terms):
-    (row,) = [row for row in [{"role": "user", "content": sums.prompt_text(terms)}]]
+    row = {"role": "user", "content": sums.prompt_text(terms)}
     assert jinja2.Template(sums.TEMPLATE).render(messages=[row], add_generation_prompt=True) == row["content"]
     total = str(sum(terms))
     assert compute_score("", sums.answer_text(total), total) == {"score": 1.0, "acc": True}
@@ -119,16 +120,15 @@ def test_without_the_weights_the_error_says_what_to_install(missing, monkeypatch
 
 @pytest.mark.parametrize("hardware, device", [(None, "cpu"), ("gpu_1x1", "cuda")])
 @pytest.mark.parametrize("recipe, groups, group_size", [("grpo", 32, 4), ("greso", 32, 4), ("sara", 32, 8)])
-def test_a_recipe_composes_for_a_cpu_and_for_a_gpu(recipe, groups, group_size, hardware, device, tmp_path, monkeypatch):
-    monkeypatch.setenv("VERL_EXT_CACHE", str(tmp_path))
+def test_a_recipe_composes_for_a_cpu_and_for_a_gpu(recipe, groups, group_size, hardware, device, monkeypatch):
+    monkeypatch.setenv("VERL_EXT_CACHE", NOWHERE)
     config = config_with(f"recipe=smollm2/{recipe}", *([f"hardware={hardware}"] if hardware else []))
-    settings, budget = check_config(config)
+    allocation, budget = check_config(config)
     assert (config.trainer.device, config.trainer.n_gpus_per_node) == (device, 1)
-    assert (settings.stop.groups, config.actor_rollout_ref.rollout.n) == (groups, group_size)
+    assert (allocation.stop.groups, config.actor_rollout_ref.rollout.n) == (groups, group_size)
     paths = prepare.smollm2_paths()
     assert config.actor_rollout_ref.model.path == str(paths.model) and config.data.val_files == str(paths.val)
-    assert paths.model.parent == tmp_path and config.actor_rollout_ref.rollout.max_model_len == 54
-    assert not any(tmp_path.iterdir())
+    assert str(paths.model.parent) == NOWHERE and config.actor_rollout_ref.rollout.max_model_len == 54
     assert budget.rollouts >= 128
 
 
