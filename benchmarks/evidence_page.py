@@ -136,6 +136,22 @@ def tried_table(path: Path) -> str:
     return "\n".join(lines)
 
 
+def agreement_table(path: Path) -> str:
+    """The laboratory and verl's stack: mean over the curve and end, by recipe."""
+    lines = ["| recipe | measure | laboratory | verl | laboratory - verl, 95 % | p |", "|---|---|---|---|---|---|"]
+    for recipe, found in json.loads(path.read_text()).items():
+        for measure, name in (("curve_mean", "curve mean"), ("final", "at the end")):
+            row = found[measure]
+            spread = {side: f"{min(row[side + '_runs']):.3f} to {max(row[side + '_runs']):.3f}"
+                      for side in ("laboratory", "verl")}  # fmt: skip
+            lines.append(
+                f"| `{recipe}` | {name} | {row['laboratory']:.3f} ({found['laboratory_runs']} runs: "
+                f"{spread['laboratory']}) | {row['verl']:.3f} ({found['verl_runs']}: {spread['verl']}) | "
+                f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f}) | {row['p']:.2f} |"
+            )
+    return "\n".join(lines)
+
+
 def write_page(folder: Path) -> Path:
     """Fill the text's places with tables and write the page and its picture."""
     runs = read(folder)
@@ -152,6 +168,7 @@ def write_page(folder: Path) -> Path:
         ("REGIMES", tables),
         ("SIZES", size_table({name: by_task[name] for name in ("balanced", "sparse") if name in by_task})),
         ("TRIED", tried_table(folder.parent / "evidence_tried.json")),
+        ("AGREEMENT", agreement_table(folder.parent / "lab_agreement_balanced.json")),
         ("RUNS", f"{len(runs):,}"),
     ):
         page = page.replace(f"<!-- {place} -->", table)

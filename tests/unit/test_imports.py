@@ -14,12 +14,12 @@ FLOORS = (
     {"files", "masking", "after_import", "typed_settings"},
     {"allocation"},
     {"tiny", "rewards", "cpu"},
-    {"configuration", "command_line", "data", "runs"},
+    {"configuration", "command_line", "data", "runs", "smollm2"},
     {"launch", "rollout", "simulation"},
     {"training", "reports", "lab"},
     {"checks"},
     {"testing"},
-    {"main_ppo", "check", "simulate", "compare", "report", "demo", "cli"},
+    {"main_ppo", "check", "simulate", "compare", "report", "demo", "smollm2_demo", "cli"},
 )
 """From the ground up. A room imports from its own floor's rooms and from those below."""
 

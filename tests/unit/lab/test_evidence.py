@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import evidence, evidence_page
+from benchmarks.bench_lab_agreement import compared
+from benchmarks.result_files import write_result
 from verl_ext.lab.lab_run import allocation_settings
 
 
@@ -66,6 +68,9 @@ def folder(tmp_path, monkeypatch):
     (results / "balanced.json").write_text(json.dumps({"runs": runs}))
     tried = [{"variant": "x", "task": "balanced", "hopeless": None, "runs": 1, "final": 0.01, "curve_mean": -0.02}]
     (tmp_path / "evidence_tried.json").write_text(json.dumps({"tried": tried}))
+    curves = [np.array([[0, 0.4], [1600, end]]) for end in (0.5, 0.6)]
+    beside = {"cpu/grpo": compared(curves, [curve + [0, 0.1] for curve in curves])}
+    write_result(tmp_path / "lab_agreement_balanced.json", beside)
     monkeypatch.setattr(evidence_page, "PAGE", tmp_path / "evidence.md")
     return results
 
@@ -73,4 +78,5 @@ def folder(tmp_path, monkeypatch):
 def test_the_page_has_every_place_filled(folder):
     page = evidence_page.write_page(folder).read_text()
     assert "<!--" not in page and "from 4 runs" in page and "+0.010; -0.020 (1)" in page
+    assert "| `cpu/grpo` | at the end | 0.550 (2 runs: 0.500 to 0.600) | 0.650 (2: 0.600 to 0.700) | -0.100 (" in page
     assert (folder / "curves.png").exists()

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.unit.checks.check_configs import NOWHERE, config_with
+from verl_ext import smollm2_demo as command
 from verl_ext.checks.allocation_settings import check_config
 from verl_ext.data.rows import SCHEMA, DataError
-from verl_ext.smollm2 import __main__ as command
 from verl_ext.smollm2 import prepare, sums
 from verl_ext.smollm2.measure import success
 from verl_ext.smollm2.reward import compute_score

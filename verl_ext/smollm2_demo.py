@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m verl_ext.smollm2 [any.verl.key=value ...]`: a real language model learns sums on this machine's CPU.
+"""`python -m verl_ext.smollm2_demo [any.verl.key=value ...]`: a real language model learns sums on this machine's CPU.
 
 Prepares SmolLM2-135M-Instruct and its task, runs `python -m verl_ext.main_ppo recipe=smollm2/sara` as a child whose
 output goes to `train.log` in the run's folder, and shows its steps. Held-out accuracy is not sampled: it is computed
@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\nStopped.", flush=True)
         return 130
     except (RuntimeError, DataError) as error:
-        print(f"\nverl_ext.smollm2: {error}", file=sys.stderr, flush=True)
+        print(f"\nverl_ext.smollm2_demo: {error}", file=sys.stderr, flush=True)
         return 1
 
 
