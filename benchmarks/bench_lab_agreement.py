@@ -1,7 +1,7 @@
 """The laboratory beside verl's whole stack: the same recipes, the same policy, the same curves?
 
-    python -m benchmarks.bench_lab_agreement                 # all runs (about 70 minutes on 2 cores); goes on where it was cut off
-    python -m benchmarks.bench_lab_agreement --side lab      # the laboratory's runs alone; --side verl: verl's
+    python -m benchmarks.bench_lab_agreement               # all runs (70 minutes on 2 cores); goes on if cut off
+    python -m benchmarks.bench_lab_agreement --side lab    # the laboratory's runs alone; --side verl: verl's
 
 Both start from the policy of `verl_ext.tiny`, with 1,024 prompts, 16,384 rollouts, learning rate 1e-4, two optimizer
 steps a step. They differ in which 1,024 prompts, their order, the random numbers, and the held-out rate: exact here,
@@ -61,8 +61,8 @@ def compared(lab: Curves, stack: Curves) -> dict[str, object]:
     result: dict[str, object] = {"laboratory_runs": len(lab), "verl_runs": len(stack), "rollouts": float(end)}
     for measure, pick in (("curve_mean", lambda values: values.mean(1)), ("final", lambda values: values[:, -1])):
         a, b = pick(ours), pick(theirs)
-        result[measure] = {"laboratory": a.mean(), "verl": b.mean(), "laboratory_runs": a.round(4).tolist(),
-                           "verl_runs": b.round(4).tolist(), **(welch(a, b) or {})}  # fmt: skip
+        runs = {"laboratory_runs": a.round(4).tolist(), "verl_runs": b.round(4).tolist()}
+        result[measure] = {"laboratory": float(a.mean()), "verl": float(b.mean()), **runs, **(welch(a, b) or {})}
     return result
 
 
