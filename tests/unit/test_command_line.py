@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from verl_ext import cli
+from verl_ext import cli, main_ppo
 from verl_ext.command_line import run_command
 from verl_ext.configuration import compose_config, group_options
 
@@ -82,3 +82,22 @@ def test_every_command_is_there(name):
     import importlib.util
 
     assert importlib.util.find_spec(cli.COMMANDS[name][0]) is not None
+
+
+@pytest.mark.parametrize("error, said", [
+    (RuntimeError("CUDA out of memory. Tried to allocate\n2 GiB"),
+     "RuntimeError: CUDA out of memory. Tried to allocate; python -m verl_ext.check"),
+    (KeyError("x"), "KeyError: 'x'. A resume goes on from the start"),
+])  # fmt: skip
+def test_an_error_of_a_run_ends_it_with_one_line_that_says_how_to_go_on(monkeypatch, tmp_path, error, said):
+    def run(config, command, screen):
+        screen.log_to(str(tmp_path))
+        raise error
+
+    monkeypatch.setattr(main_ppo, "run", run)
+    monkeypatch.setattr(sys, "argv", ["main_ppo", "recipe=cpu/sara", f"trainer.default_local_dir={tmp_path}"])
+    with pytest.raises(SystemExit) as ended:
+        main_ppo.main()
+    line = str(ended.value)
+    assert line.startswith(f"verl_ext: {said}") and line.endswith(f"All output: {tmp_path}/train.log")
+    assert "\n" not in line and "A resume goes on from the start: no checkpoint is whole" in line
