@@ -46,6 +46,7 @@ HINTS = {
 
 _STEP = re.compile(r"step +\d+(/\d+)? \| .*")
 _WARNING = re.compile(r"(?:(?:WARNING|ERROR|CRITICAL) verl_ext[\w.]*: |\[verl_ext[\w.]*\]\[(?:WARNING|ERROR)\] - )(.*)")
+_END = re.compile(r"INFO verl_ext[\w.]*: (.*: the run ends after step \d+)$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ACTOR = re.compile(r"^\([^()]*pid=\d+[^()]*\) ?")
 _SAME = 3
@@ -100,6 +101,8 @@ class Picked:
             return f"warning: {warning[1]}" if self._shows else None
         if text.startswith("verl_ext: "):
             return text
+        if end := _END.search(text):
+            return end[1]
         for sign in () if self.steps else STAGES.keys() - self._stages:
             if sign in line:
                 self._stages.add(sign)

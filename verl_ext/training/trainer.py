@@ -248,7 +248,7 @@ class PPOTrainerAllocated(PPOTrainerSync):
             saved = "saved" if trainer.save_freq > 0 else "not saved (trainer.save_freq=-1)"
             logger.warning("SIGTERM: the run ends after step %d, %s", self.global_steps, saved)
         else:
-            logger.warning("%s: the run ends after step %d", finished, self.global_steps)
+            logger.info("%s: the run ends after step %d", finished, self.global_steps)
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
         """A step whose rounds left too little to train on makes no update, and ends like any other."""

@@ -108,6 +108,12 @@ def test_a_stage_is_said_once_and_not_after_the_first_step():
     assert picked.pick("step 1/2 | reward 0.1\n") and picked.pick("model engine initialized") is None
 
 
+def test_what_the_run_ends_by_is_shown_and_is_no_warning():
+    line = "(Runner pid=7) INFO verl_ext.training.trainer: 8 of the 8 rollouts are issued: the run ends after step 4"
+    assert Picked().pick(line) == "8 of the 8 rollouts are issued: the run ends after step 4"
+    assert Picked().pick("(Runner pid=7) INFO verl_ext.training.trainer: allocation: a training step") is None
+
+
 def test_an_error_of_an_actor_is_one_line():
     error = RuntimeError("ray::run() (pid=1)\nTraceback\n")
     error.cause = MemoryError("CUDA out of memory. Tried\nto allocate")
