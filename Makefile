@@ -6,7 +6,7 @@ ON_RAY := tests/cluster/test_compare_on_ray.py
 
 # The tests and benchmarks of real runs share the machine's cores: one at a time.
 .NOTPARALLEL:
-.PHONY: help setup setup-gpu demo smollm2 test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-async bench-published bench-data bench-rewards bench-grading report evidence bench-signal lint clean
+.PHONY: help setup setup-gpu demo smollm2 test test-unit test-contract test-integration test-long test-faults test-cluster bench bench-more bench-core bench-rollout bench-step bench-pods bench-training bench-collection bench-scaling bench-engine bench-streaming bench-async bench-published bench-data bench-rewards bench-grading report evidence bench-signal bench-gpu lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -100,6 +100,11 @@ evidence: setup ## docs/evidence.md: rules by what a policy learns (hours; goes 
 
 bench-signal: setup ## what a group's gradient is worth by its success rate, in the laboratory (5 minutes)
 	$(PY) -m benchmarks.bench_signal
+
+# With a GPU: make bench-gpu PY=.venv-gpu/bin/python
+STAGES ?= A,B,C,D
+bench-gpu: $(if $(findstring .venv-gpu,$(PY)),setup-gpu,setup) ## first figures on a GPU, 8 minutes a stage (STAGES=A,B); a rehearsal without one
+	$(PY) -m benchmarks.bench_gpu --stages $(STAGES)
 
 bench-data: setup ## seconds and memory of preparing DAPO-Math-17K, on a generated file of its shape
 	$(PY) -m benchmarks.bench_data

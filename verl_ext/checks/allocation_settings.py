@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_ext.allocation import Rules, make_rules, normalised_over
 from verl_ext.checks.async_modes import async_problems
 from verl_ext.checks.numbers import number_problems
+from verl_ext.rollout.engine_abort import ENGINES
 from verl_ext.training.batch import StepBudget
 from verl_ext.training.training_settings import (
     COLOCATE_ASYNC,
@@ -67,10 +68,10 @@ def _rules(config: DictConfig, settings: TrainingSettings | None) -> Rules:
 
 def _check_rounds(config: DictConfig, settings: TrainingSettings) -> None:
     engine = config.actor_rollout_ref.rollout.name
-    if settings.rounds == "streaming" and engine != "vllm":
+    if settings.rounds == "streaming" and engine not in ENGINES:
         raise SettingError(
             f"allocation.rounds=streaming with actor_rollout_ref.rollout.name={engine}: single requests can be "
-            "aborted in vllm only; accepted is vllm, or allocation.rounds=barrier"
+            f"aborted in {' and '.join(ENGINES)} only; accepted are these, or allocation.rounds=barrier"
         )
     if settings.rounds == "streaming" and OmegaConf.select(
         config, "actor_rollout_ref.rollout.disaggregation.enabled"
@@ -164,11 +165,12 @@ def _unsupported(config: DictConfig) -> list[str]:
 def warnings_of(config: DictConfig) -> tuple[str, ...]:
     """What does not stop a run, but should be known."""
     engine = config.actor_rollout_ref.rollout.name
-    if engine == "vllm":
+    if engine in ENGINES:
         return ()
     return (
         f"actor_rollout_ref.rollout.name={engine}: a session that is over allocation.deadline_s counts as failed, but "
-        "only vllm is told to end it: the engine goes on generating it beside the step's other rollouts",
+        f"only {' and '.join(ENGINES)} are told to end it: the engine goes on generating it beside the step's other "
+        "rollouts",
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_ext.checks.findings import deadline
-from verl_ext.rewards.math_verify import RewardSettingError
 from verl_ext.rollout.outcomes import OutcomeError, OutcomeRule, Reading, read_outcome
 from verl_ext.training.training_settings import TrainingSettings
 from verl_ext.typed_settings import SettingError
@@ -81,8 +80,8 @@ def _tried(
                 )
         except NotImplementedError as error:
             raise SettingError(f"the reward of data_source={source!r} is not known: {error}") from error
-        except RewardSettingError as error:
-            raise SettingError(str(error)) from error
+        except SettingError:
+            raise
         except TimeoutError as error:
             raise SettingError(f"reward.custom_reward_function: {error}") from error
         except Exception as error:

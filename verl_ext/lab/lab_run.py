@@ -123,7 +123,7 @@ def run(recipe: Recipe, settings: LabSettings, policy_seed: int, seed: int) -> d
     allocation = Allocation.from_settings(
         allocation_settings(recipe, steps, seed), [str(row) for row in range(len(task.prompts))]
     )
-    policy = base_policy(task, policy_seed).to(settings.device)
+    policy = base_policy(task, policy_seed, device=settings.device)
     engine = Engine(policy, task.prompts, task.score, task.max_tokens, seed)
     trainer = Trainer(policy, settings.update, task.prompts, task.max_tokens)
     ledger = allocation.ledger

@@ -48,11 +48,11 @@ def success_rates(policy: Decoder, pairs: list[tuple[Tokens, Tokens]], batch: in
     return rates
 
 
-def pretrain(family: Family, seed: int) -> Decoder:
+def pretrain(family: Family, seed: int, device: str = "cpu") -> Decoder:
     """Train a policy from nothing on the family's corpus: mean cross-entropy over answer tokens, AdamW."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        policy = Decoder(family.sizes)
+        policy = Decoder(family.sizes).to(device)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=family.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     corpus = family.pairs(seed)
     for step in range(family.steps):
@@ -87,13 +87,13 @@ def tiny_policy() -> Decoder:
     return policy
 
 
-def base_policy(task: Task, seed: int, cache: Path | None = None) -> Decoder:
+def base_policy(task: Task, seed: int, cache: Path | None = None, device: str = "cpu") -> Decoder:
     """The base policy of a task, made on first use; one process makes it, others wait.
 
     Policy 0 of the chain sums is the one of `verl_ext.tiny`.
     """
     if task.family is FAMILIES["sums"] and seed == 0:
-        return tiny_policy()
+        return tiny_policy().to(device)
     path = policy_path(task.family, seed, cache)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
@@ -102,9 +102,9 @@ def base_policy(task: Task, seed: int, cache: Path | None = None) -> Decoder:
             print(
                 f"pre-training policy {seed} of the {task.family.name} tasks, once; kept in {path.parent}", flush=True
             )
-            weights = pretrain(task.family, seed).state_dict()
+            weights = pretrain(task.family, seed, device).state_dict()
             write_whole(path, safetensors.torch.save({name: tensor.clone() for name, tensor in weights.items()}))
     with torch.random.fork_rng(devices=[]):
         policy = Decoder(task.family.sizes)
     policy.load_state_dict(safetensors.torch.load_file(path))
-    return policy
+    return policy.to(device)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-STYLES = ("any", "answer", "boxed")
-
 _ANSWER = re.compile(r"answer[*_\s}]*[:：]", re.IGNORECASE)
 # What may stand between `Answer:` and the answer: ends of the command or tag around the word, and space.
 _GAP = re.compile(r"(?:[\s*_}~]|\\[,;:! ]|\\q?quad(?![a-zA-Z])|</?[a-zA-Z]{1,10}>)*")

@@ -10,15 +10,16 @@ import importlib.util
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from verl_ext.rewards.decide import decide
-from verl_ext.rewards.extract import STYLES, bare, final_answer
+from verl_ext.rewards.extract import bare, final_answer
 from verl_ext.rewards.plain import formula, tidy
 from verl_ext.rewards.verdicts import Verdicts
 from verl_ext.rewards.worker_pool import PoolSettings, Unscored, shared_pool
+from verl_ext.typed_settings import build, is_number, is_whole, require, require_all
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +27,10 @@ NO_ANSWER = "[INVALID]"
 """`pred` of a response without a final answer; the word of verl's own math_dapo."""
 
 _PRED_CHARS = 200
+_SECTION = "reward.custom_reward_function.reward_kwargs"
 _verdicts = Verdicts(4096)
 # verl passes these beside the settings where there is a reward model.
 _VERLS_OWN = {"reward_router_address", "reward_model_tokenizer"}
-
-
-class RewardSettingError(ValueError):
-    """A setting of the reward that cannot be; names it, the value seen and what is accepted."""
-
-    def __init__(self, name: str, value: Any, accepted: str) -> None:
-        super().__init__(f"reward.custom_reward_function.reward_kwargs.{name}={value!r}: accepted is {accepted}")
 
 
 @dataclass(frozen=True)
@@ -70,26 +65,15 @@ class MathSettings:
     """Address space of such a process in MiB; an answer that needs more is unscored."""
 
     def __post_init__(self) -> None:
-        for name, accepted in (
-            ("style", STYLES),
-            ("unfinished_box", ("wrong", "earlier")),
-            ("truncated", ("score", "wrong", "unscored")),
-        ):
-            if (value := getattr(self, name)) not in accepted:
-                raise RewardSettingError(name, value, " | ".join(accepted))
-        for name in ("right_score", "wrong_score"):
-            if not _is_number(value := getattr(self, name)):
-                raise RewardSettingError(name, value, "a finite number")
-        if self.wrong_score >= self.right_score:
-            raise RewardSettingError(
-                "wrong_score", self.wrong_score, f"a number below right_score={self.right_score!r}"
-            )
-        if not _is_number(self.deadline_s) or self.deadline_s <= 0:
-            raise RewardSettingError("deadline_s", self.deadline_s, "a positive number of seconds")
+        right, wrong, deadline = self.right_score, self.wrong_score, self.deadline_s
+        checks = [
+            ("right_score", is_number(right), "a finite number"),
+            ("wrong_score", is_number(wrong) and wrong < right, f"a number below right_score={right}"),
+            ("deadline_s", is_number(deadline) and deadline > 0, "a positive number of seconds"),
+        ]
         for name, least in (("max_answer_chars", 1), ("workers", 1), ("memory_mb", 256)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise RewardSettingError(name, value, f"a whole number of at least {least}")
+            checks.append((name, is_whole(getattr(self, name), least), f"an integer of {least} or more"))
+        require_all(*((fits, f"{_SECTION}.{name}", getattr(self, name), accepted) for name, fits, accepted in checks))
 
     @property
     def pool(self) -> PoolSettings:
@@ -120,7 +104,7 @@ def compute_score(
         `start` (no worker could be started), `truncated`, `not_text` (the response is not a string).
 
     Raises:
-        RewardSettingError: an unknown setting, or one that cannot be; or math-verify is not installed.
+        SettingError: an unknown setting, or one that cannot be; or math-verify is not installed.
         TypeError, ValueError: the ground truth is no answer: the data is at fault, not the response.
     """
     settings = _settings(frozenset((name, value) for name, value in kwargs.items() if name not in _VERLS_OWN))
@@ -223,15 +207,7 @@ def _warn_of_missing_truncation() -> None:
 
 @lru_cache(maxsize=64)
 def _settings(given: frozenset[tuple[str, Any]]) -> MathSettings:
-    known = [field.name for field in fields(MathSettings)]
-    values = dict(given)
-    for name, value in values.items():
-        if name not in known:
-            raise RewardSettingError(name, value, f"one of {', '.join(known)}")
-    if importlib.util.find_spec("math_verify") is None:
-        raise RewardSettingError(
-            "path",
-            "pkg://verl_ext.rewards.math_verify",
-            "an environment with math-verify (pip install math-verify==0.9.0)",
-        )
-    return MathSettings(**values)
+    found = importlib.util.find_spec("math_verify") is not None
+    require(found, "reward.custom_reward_function.path", "pkg://verl_ext.rewards.math_verify",
+            "an environment with math-verify (pip install math-verify==0.9.0)")  # fmt: skip
+    return build(MathSettings, _SECTION, dict(given))

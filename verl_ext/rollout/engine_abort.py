@@ -1,10 +1,13 @@
-"""What runs inside verl's vLLM server to abort single requests; imports nothing, so that it loads there at once."""
+"""What runs inside verl's rollout servers to abort single requests; imports nothing, so that it loads there at once."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
 from typing import Any
+
+ENGINES = ("vllm", "hf")
+"""Rollout backends that can be told to end single requests."""
 
 _under_way: set[Future] = set()  # the event loop keeps no hold of its tasks
 

@@ -16,7 +16,7 @@ from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, RolloutRepl
 
 from verl_ext.allocation import RoundError
 from verl_ext.rollout.balancing import give_back, take_server
-from verl_ext.rollout.engine_abort import abort_in_engine
+from verl_ext.rollout.engine_abort import ENGINES, abort_in_engine
 from verl_ext.rollout.sessions import PROGRESS
 
 
@@ -104,10 +104,10 @@ class GroupLLMClient(LLMServerClient):
         A request that is on its way to its engine is not known there yet: ask again until the sessions have ended.
 
         Returns:
-            Whether there is a way to do so: only vLLM is told, and only of requests with names of their own.
+            Whether there is a way to do so: `ENGINES` alone are told, and only of requests with names of their own.
         """
         rollout = self.config.actor_rollout_ref.rollout
-        if rollout.name != "vllm":
+        if rollout.name not in ENGINES:
             return False
         by_server: dict[str, tuple[Any, list[str]]] = {}
         for lease in filter(None, map(self._leases.get, uids)):
@@ -115,7 +115,11 @@ class GroupLLMClient(LLMServerClient):
             for task in list(lease.waiting):
                 task.cancel()
             by_server.setdefault(lease.server_id, (lease.server, []))[1].extend(lease.requests)
-        calls = [server.__ray_call__.remote(abort_in_engine, ids) for server, ids in by_server.values() if ids]
+        told = [(server, ids) for server, ids in by_server.values() if ids]
+        if rollout.name == "vllm":
+            calls = [server.__ray_call__.remote(abort_in_engine, ids) for server, ids in told]
+        else:
+            calls = [server.abort_requests.remote(ids) for server, ids in told]
         await asyncio.gather(*calls)
         return True
 

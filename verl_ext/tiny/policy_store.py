@@ -54,7 +54,7 @@ def ensure_tiny(mix: str = "balanced", cache: str | os.PathLike | None = None, p
             on first use, in a few minutes.
 
     Raises:
-        ValueError: the mix is not known, or the seed is no integer of at least 0.
+        SettingError: the mix is not known, or the seed is no integer of at least 0.
     """
     settings = TinySettings(mix=mix, policy=PolicySettings(seed=policy_seed))
     return prepare(default_cache() if cache is None else cache, settings)

@@ -12,6 +12,8 @@ import json
 import math
 from dataclasses import dataclass, field
 
+from verl_ext.typed_settings import is_number, is_whole, require_all
+
 # Part of every cache key. Raise it when code changes what is written for the same settings.
 FORMAT = 2
 
@@ -33,17 +35,13 @@ matters which prompts are chosen. Expected for the policy of the package (k = 8,
 """
 
 
-def _require(ok: bool, name: str, value: object, accepted: str) -> None:
-    if not ok:
-        raise ValueError(f"TinySettings: {name} must be {accepted}, got {value!r}")
+def _within(value: object, least: float, most: float) -> bool:
+    return is_number(value) and least <= value <= most
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _require(settings: object, *checks: tuple[str, bool, str]) -> None:
+    """Name, whether it fits, and what is accepted, of each setting."""
+    require_all(*((fits, f"tiny.{name}", getattr(settings, name), accepted) for name, fits, accepted in checks))
 
 
 @dataclass(frozen=True)
@@ -94,39 +92,28 @@ class PolicySettings:
     """Shards worked on at once. Changes the time and not the result."""
 
     def __post_init__(self) -> None:
-        whole = ["hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "steps", "batch_size"]
-        for name in [*whole, "shards", "threads"]:
-            value = getattr(self, name)
-            _require(_is_int(value) and value >= 1, name, value, "an integer of at least 1")
-        for name in ("seed", "warmup_steps"):
-            value = getattr(self, name)
-            _require(_is_int(value) and value >= 0, name, value, "an integer of at least 0")
-        _require(_is_int(self.min_digits) and 2 <= self.min_digits, "min_digits", self.min_digits, "an integer >= 2")
+        counts = dict.fromkeys(
+            ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "steps", "batch_size",
+             "shards", "threads"), 1,
+        ) | {"seed": 0, "warmup_steps": 0, "min_digits": 2, "vocab_size": 259}  # fmt: skip
         _require(
-            _is_int(self.max_digits) and self.min_digits <= self.max_digits,
-            "max_digits",
-            self.max_digits,
-            f"an integer >= min_digits ({self.min_digits})",
+            self,
+            *((name, is_whole(getattr(self, name), least), f"an integer >= {least}") for name, least in counts.items()),
+            ("held_out_percent", is_whole(self.held_out_percent, 1) and self.held_out_percent < 100, "from 1 to 99"),
+            ("forget_probability", _within(self.forget_probability, 0, 1), "a number from 0 to 1"),
+            *((name, _within(getattr(self, name), 1e-12, math.inf), "a number above 0")
+              for name in ("learning_rate", "clip_norm")),
+            *((name, _within(getattr(self, name), 0, 1 - 1e-12), "a number in [0, 1)") for name in ("beta1", "beta2")),
+        )  # fmt: skip
+        heads, fewest = self.num_heads, self.min_digits
+        longest = 2 * self.max_digits + 3 if is_whole(self.max_digits) else 19
+        _require(
+            self,
+            ("max_digits", is_whole(self.max_digits, fewest), f"an integer >= min_digits ({fewest})"),
+            ("hidden_size", self.hidden_size % (2 * heads) == 0, f"a multiple of 2 x num_heads ({heads})"),
+            ("num_kv_heads", heads % self.num_kv_heads == 0, f"a divisor of num_heads ({heads})"),
+            ("max_position_embeddings", is_whole(self.max_position_embeddings, longest), f"an integer >= {longest}"),
         )
-        percent = self.held_out_percent
-        _require(_is_int(percent) and 1 <= percent <= 99, "held_out_percent", percent, "an integer from 1 to 99")
-        p = self.forget_probability
-        _require(_is_number(p) and 0 <= p <= 1, "forget_probability", p, "a number from 0 to 1")
-        rows = self.vocab_size
-        _require(_is_int(rows) and rows >= 259, "vocab_size", rows, "an integer >= 259 (256 bytes, 3 special tokens)")
-        width, heads = self.hidden_size, self.num_heads
-        _require(width % (2 * heads) == 0, "hidden_size", width, f"a multiple of 2 x num_heads ({heads})")
-        _require(heads % self.num_kv_heads == 0, "num_kv_heads", self.num_kv_heads, f"a divisor of num_heads ({heads})")
-        longest = 2 * self.max_digits + 3
-        positions = self.max_position_embeddings
-        enough = _is_int(positions) and positions >= longest
-        _require(enough, "max_position_embeddings", positions, f"an integer >= {longest}")
-        for name in ("learning_rate", "clip_norm"):
-            value = getattr(self, name)
-            _require(_is_number(value) and value > 0, name, value, "a number above 0")
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            _require(_is_number(value) and 0 <= value < 1, name, value, "a number in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -134,7 +121,7 @@ class TinySettings:
     """The whole preparation: policy and RL data.
 
     Raises:
-        ValueError: a setting is out of range; the message names it, its value and what is accepted.
+        SettingError: a setting is out of range.
     """
 
     mix: str = "balanced"
@@ -151,20 +138,21 @@ class TinySettings:
     """The policy and its pre-training."""
 
     def __post_init__(self) -> None:
-        _require(self.mix in MIXES, "mix", self.mix, f"one of {sorted(MIXES)}")
-        for name in ("train_size", "val_size"):
-            value = getattr(self, name)
-            _require(_is_int(value) and value >= 1, name, value, "an integer of at least 1")
-        _require(_is_int(self.seed) and self.seed >= 0, "seed", self.seed, "an integer of at least 0")
-        _require(isinstance(self.policy, PolicySettings), "policy", self.policy, "a PolicySettings")
-        if self.shares is not None:
-            good = (
-                isinstance(self.shares, tuple)
-                and len(self.shares) == DIFFICULTIES
-                and all(_is_number(s) and s >= 0 for s in self.shares)
-                and abs(sum(self.shares) - 1) < 1e-9
-            )
-            _require(good, "shares", self.shares, f"a tuple of {DIFFICULTIES} numbers >= 0 that add up to 1")
+        given = self.shares
+        fit = given is None or (
+            isinstance(given, tuple)
+            and len(given) == DIFFICULTIES
+            and all(is_number(share) and share >= 0 for share in given)
+            and abs(sum(given) - 1) < 1e-9
+        )
+        _require(
+            self,
+            ("mix", self.mix in MIXES, f"one of {sorted(MIXES)}"),
+            ("train_size", is_whole(self.train_size, 1), "an integer >= 1"),
+            ("val_size", is_whole(self.val_size, 1), "an integer >= 1"),
+            ("seed", is_whole(self.seed, 0), "an integer >= 0"),
+            ("shares", fit, f"a tuple of {DIFFICULTIES} numbers >= 0 that add up to 1"),
+        )
 
     @property
     def difficulty_shares(self) -> tuple[float, ...]:

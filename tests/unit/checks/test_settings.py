@@ -215,7 +215,7 @@ def test_streaming_needs_requests_that_can_be_aborted():
     assert "disaggregation.enabled=True" in problem and "allocation.rounds=barrier" in problem
     problem, engine = problems_of(config_with(**values, **{f"{ROLLOUT}.name": "sglang"}), with_verl=False)
     assert engine.startswith("engine: ") and "sglang is not installed here" in engine
-    assert "rollout.name=sglang: single requests can be aborted in vllm only" in problem
+    assert "rollout.name=sglang: single requests can be aborted in vllm and hf only" in problem
 
 
 @pytest.mark.bad_input
