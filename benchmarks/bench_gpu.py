@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -79,6 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     if not gpu:
         print("No CUDA device here: a rehearsal on the CPU. Its figures say that the command works, nothing of a GPU.")
     record: dict[str, Any] = {"kind": "measured on a GPU" if gpu else "rehearsal on a CPU", **provenance()}
+    # Times are worth little where others compute on the same cores.
+    record["machine"]["load_before"] = f"{os.getloadavg()[0]:.1f}"
     if gpu:
         import torch
 
