@@ -10,8 +10,9 @@ pytestmark = pytest.mark.real_stack
 
 QUICK = ("trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.resume_mode=disable",
          "trainer.total_training_steps=3")  # fmt: skip
-SAME = 1e-3
-"""Most that probabilities of one policy differ between the engine and the trainer."""
+SAME = 5e-3
+"""Most that probabilities of one policy differ between the engine and the trainer; those of two that are one optimizer
+step apart differ by more than .05."""
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_separate_async_trains_the_weights_that_generate_and_keeps_the_old_polic
     run = verls_run(
         "recipe=cpu/grpo_separate_async", *QUICK,
         "trainer.v1.separate_async.num_warmup_batches=0",
-        "actor_rollout_ref.actor.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
+        "actor_rollout_ref.actor.optim.lr=3e-4", "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
         "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1",
     )  # fmt: skip
     for step in (1, 2, 3):
