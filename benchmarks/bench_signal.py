@@ -1,4 +1,4 @@
-"""What a group's gradient is worth, by its size and share of right answers: the measurement behind `expected_signal`.
+"""What a group's gradient is worth, by its size and share of right answers: the measurement behind `marginal_signal`.
 
 At a base policy of the laboratory's chain sums, groups of many prompts are drawn. Of each mixed group the gradient G of
 its rows (GRPO's advantages, summed) is computed, and the gradient H of the exact held-out success rate once. Both are
@@ -73,7 +73,7 @@ def measure(name: str, seed: int, prompts: int) -> list[tuple[int, int, float, f
     scale = 1 / (matrix.pow(2).mean(0).sqrt() + 1e-8)
     worth, noise = ((matrix * scale) @ held_out).numpy(), ((matrix * matrix) @ scale).numpy()
     sizes = np.array(found, float)
-    c = group_value(sizes[:, 1], sizes[:, 0], 0.0)
+    c = group_value(sizes[:, 1], sizes[:, 0], 0.0, 0.0)
     worth, noise = worth / c, noise / sizes[:, 0]
     return [(k, s, float(w), float(n)) for (k, s), w, n in
             zip(found, worth / worth.mean(), noise / noise.mean(), strict=True)]  # fmt: skip

@@ -23,7 +23,7 @@ from verl_ext.lab.study import Job, run_missing  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "evidence"
 
-OURS = "expected_signal"
+OURS = "marginal_signal"
 LEADING = ("grpo_64x4", OURS, "greso_64x4")
 """The baseline, and the recipes that could be the best of some regime: 3 policies x 8 seeds of each."""
 NEXT = ("greso_sara", "cero", "mopps_64x4")
@@ -37,7 +37,7 @@ OTHERS = (
 SIZES = ("grpo_128x2", "grpo_16x16", "grpo_8x32", "grpo_4x64", "sara_8x32", "pilot_commit_8x32", "pods_16x32")
 """Group sizes other than the best."""
 CORE = (("impossible", 0.6), ("balanced", None), ("long", None))
-"""Tasks, and shares of hopeless training prompts, that `expected_signal` was made on."""
+"""Tasks, and shares of hopeless training prompts, that `marginal_signal` was made on."""
 UNSEEN = (("sparse", None), ("skills", None), ("graded", None), ("impossible", 0.2), ("impossible", 0.3))
 """Regimes that it was not made on."""
 SCREEN = (("impossible", 0.6), ("balanced", None), ("sparse", None))

@@ -14,7 +14,9 @@ from verl_ext.lab.summary import compare, curve_mean, draw, final, rollouts_to, 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
 TEXT = Path(__file__).with_name("evidence_text.md")
 BASELINE = "grpo_64x4"
-LEADING = ("grpo_64x4", "expected_signal", "greso_64x4")
+FEWEST = 6
+"""Runs of a regime with which a recipe is compared over all of them."""
+LEADING = ("grpo_64x4", "marginal_signal", "greso_64x4")
 SIZES = ("grpo_128x2", "grpo_64x4", "grpo", "grpo_16x16", "grpo_8x32", "grpo_4x64", "sara_8x32", "pilot_commit_8x32",
          "pods_16x32")  # fmt: skip
 
@@ -76,17 +78,22 @@ def share_of_rollouts(runs: Sequence[Run], base: Sequence[Run]) -> str:
 
 
 def overview(
-    by_task: dict[str, list[Run]], value: Callable[[Run], float] = final, recipes: Sequence[str] | None = None
-) -> str:
+    by_task: dict[str, list[Run]], value: Callable[[Run], float] = final, recipes: Sequence[str] | None = None,
+    fewest: int = 1,
+) -> str:  # fmt: skip
     """Recipes x regimes: what is missing to the best recipe of the regime, over the runs that all of them have.
 
     Args:
         recipes: those to compare; None: all.
+        fewest: runs in every regime that a recipe must have to be in the table.
     """
     if recipes is not None:
         by_task = {task: [run for run in runs if run["recipe"] in recipes] for task, runs in by_task.items()}
     names = sorted({run["recipe"] for runs in by_task.values() for run in runs})
-    common = [name for name in names if all(any(run["recipe"] == name for run in runs) for runs in by_task.values())]
+    common = [name for name in names
+              if all(sum(run["recipe"] == name for run in runs) >= fewest for runs in by_task.values())]  # fmt: skip
+    if not common:
+        return "No recipe has so many runs yet."
     lines = ["| recipe | " + " | ".join(by_task) + " | worst |", "|---|" + "---|" * (len(by_task) + 1)]
     gaps: dict[str, list[float]] = {name: [] for name in common}
     for runs in by_task.values():
@@ -162,9 +169,9 @@ def write_page(folder: Path) -> Path:
     tables = "\n\n".join(f"### {name}\n\n{regime_table(own)}" for name, own in leading.items())
     page = TEXT.read_text()
     for place, table in (
-        ("OVERVIEW", overview(leading, recipes=LEADING)),
-        ("OVERVIEW CURVE", overview(leading, curve_mean, LEADING)),
-        ("OVERVIEW ALL", overview(leading)),
+        ("OVERVIEW", overview(leading, recipes=LEADING, fewest=FEWEST)),
+        ("OVERVIEW CURVE", overview(leading, curve_mean, LEADING, FEWEST)),
+        ("OVERVIEW ALL", overview(leading, fewest=FEWEST)),
         ("REGIMES", tables),
         ("SIZES", size_table({name: by_task[name] for name in ("balanced", "sparse") if name in by_task})),
         ("TRIED", tried_table(folder.parent / "evidence_tried.json")),

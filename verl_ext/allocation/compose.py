@@ -11,10 +11,10 @@ from ..typed_settings import SettingError, attempt, is_whole, refused, require, 
 from .allocators import Allocator, Sara
 from .downsamplers import DownSampler
 from .registry import make_allocator, make_downsampler, make_selector
-from .selectors import Cero, Dps, ExpectedSignal, Greso, Mopps, Selector
+from .selectors import Cero, Dps, Greso, Mopps, Selector
 
 # They learn which prompts have right and wrong answers.
-_BY_OUTCOME = (Cero, Dps, ExpectedSignal, Greso, Mopps)
+_BY_OUTCOME = (Cero, Dps, Greso, Mopps)
 # What GRPO does.
 SHUFFLED, UNIFORM, NONE = {"name": "shuffled"}, {"name": "uniform"}, {"name": "none"}
 

@@ -140,7 +140,6 @@ def _observe(run: Allocation, ctx: StepContext, waiting: Sequence[Group]) -> Non
     undecided = {group.uid for group in waiting}
     for group in ctx.groups:
         if group.uid not in undecided and group.fate is not Fate.STALE and not group.cut_off:
-            run.selector.answered(group.prompt, [outcome.response_tokens for outcome in group.outcomes])
             run.selector.observe(group.prompt, group.successes, group.trials, run.allocator.group_size)
     run.selector.end_step()
 

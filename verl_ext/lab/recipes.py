@@ -69,7 +69,7 @@ RECIPES = {
         _recipe("hora", allocator={"name": "hora", "pilot": 2}),
         _recipe("hora_64x4", allocator={"name": "hora", "pilot": 2, "most": 32}, groups=64, group_size=4),
         _recipe("vip_64x4", allocator="vip", groups=64, group_size=4),
-        _recipe("expected_signal", selector="expected_signal", groups=64, group_size=4),
+        _recipe("marginal_signal", allocator="marginal_signal", groups=96, group_size=4),
         _recipe("greso", selector="greso"),
         _recipe("greso_64x4", selector="greso", groups=64, group_size=4),
         _recipe("greso_sara", selector="greso", allocator="sara", groups=64),

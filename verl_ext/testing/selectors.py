@@ -101,7 +101,6 @@ def _by_hand(run: Trial, groups: int) -> None:
             raise AssertionError(f"step {number}: select goes on after {2 * prompts} calls on {prompts} prompts")
         for row in offered:
             selector.issued(row, size)
-            selector.answered(row, [100 * (1 + row % 7)] * size)
             selector.observe(row, row % 3, row % 5 and size, size)
         selector.end_step()
 

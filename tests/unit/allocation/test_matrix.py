@@ -30,6 +30,7 @@ ALLOCATORS = {
     "knapsack": {"most": 2 * SIZE, "history_min": 3},
     "reinforce_ada": {"chunk": 2},
     "hora": {},
+    "marginal_signal": {},
     "vip": {},
 }
 # Other settings that change how the parts meet.
@@ -157,7 +158,7 @@ def test_shaped_scores_decide_nothing(selector, allocator):
         assert allocator in TRAINS_ON_ALL or all(group.mixed for group in other.groups)
 
 
-TRAINS_ON_ALL = ("uniform", "knapsack", "reinforce_ada", "hora", "vip")
+TRAINS_ON_ALL = ("uniform", "knapsack", "reinforce_ada", "hora", "marginal_signal", "vip")
 
 
 def decided(collected):

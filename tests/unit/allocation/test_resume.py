@@ -37,6 +37,7 @@ ALLOCATORS: dict[str, dict[str, Any]] = {
     "knapsack": {"most": 2 * SIZE, "history_min": 3},
     "reinforce_ada": {"chunk": 2},
     "hora": {},
+    "marginal_signal": {},
     "vip": {},
 }
 CARRY = {"probe": 3, "max_staleness": 2, "carry_prior": True}

@@ -254,7 +254,7 @@ def test_rules_that_need_whole_rounds_are_refused(name, given_settings, why):
 
 
 def test_every_rule_is_judged():
-    named = {name for name, _ in RULES.values()} | {"pilot_commit", "dynamic_sampling", "hora"}
+    named = {name for name, _ in RULES.values()} | {"pilot_commit", "dynamic_sampling", "hora", "marginal_signal"}
     ours = {name for name in allocators.names() if allocators.get(name).__module__.startswith("verl_ext.")}
     assert ours == named
 

@@ -60,9 +60,15 @@ def test_a_regimes_table_marks_what_is_separated():
     assert list(rows)[0] == "better" and rows["better"].count("**") == 4 and "**" not in rows["same"]
 
 
+def test_the_overview_leaves_out_recipes_of_few_runs():
+    runs = [made(name, 0.6, seed=s) for name, n in (("a", 3), ("b", 2)) for s in range(n)]
+    assert "`b`" in evidence_page.overview({"balanced": runs}, fewest=2)
+    assert "`b`" not in evidence_page.overview({"balanced": runs}, fewest=3)
+
+
 @pytest.fixture()
 def folder(tmp_path, monkeypatch):
-    runs = [made(name, 0.6, seed=s, policy=1) for name in ("grpo_64x4", "expected_signal") for s in range(2)]
+    runs = [made(name, 0.6, seed=s, policy=1) for name in ("grpo_64x4", "marginal_signal") for s in range(2)]
     results = tmp_path / "evidence"
     results.mkdir()
     (results / "balanced.json").write_text(json.dumps({"runs": runs}))

@@ -4,6 +4,7 @@ from .allocator import Allocator, AllocatorSettings
 from .dynamic_sampling import DynamicSampling, DynamicSamplingSettings
 from .hora import Hora, HoraSettings, hora_allocation
 from .knapsack import Knapsack, KnapsackSettings, knapsack_allocation
+from .marginal_signal import MarginalSignal, MarginalSignalSettings
 from .pilot_commit import PilotCommit, PilotCommitSettings
 from .reinforce_ada import ReinforceAda, ReinforceAdaSettings
 from .sara import Sara, SaraSettings
@@ -20,6 +21,8 @@ __all__ = [
     "HoraSettings",
     "Knapsack",
     "KnapsackSettings",
+    "MarginalSignal",
+    "MarginalSignalSettings",
     "PilotCommit",
     "PilotCommitSettings",
     "ReinforceAda",

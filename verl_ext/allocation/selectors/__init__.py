@@ -2,7 +2,6 @@
 
 from .cero import Cero, CeroSettings
 from .dps import Dps, DpsSettings
-from .expected_signal import ExpectedSignal, ExpectedSignalSettings
 from .greso import Greso, GresoSettings
 from .mopps import Mopps, MoppsSettings
 from .selector import Selector, SelectorSettings
@@ -13,8 +12,6 @@ __all__ = [
     "CeroSettings",
     "Dps",
     "DpsSettings",
-    "ExpectedSignal",
-    "ExpectedSignalSettings",
     "Greso",
     "GresoSettings",
     "Mopps",

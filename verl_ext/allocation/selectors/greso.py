@@ -17,14 +17,14 @@ from ...typed_settings import require
 from ..metric import Metric
 from ..prompt_pool import PromptPool
 from ..registry import register_selector
-from ..state import StateError, check_keys
-from .skipping import Skipping, SkippingSettings
+from ..state import StateError, check_keys, rng_for
+from .selector import Selector, SelectorSettings
 
 _LOW, _HIGH = 0.05, 0.95
 
 
 @dataclass(frozen=True)
-class GresoSettings(SkippingSettings):
+class GresoSettings(SelectorSettings):
     """Settings of GRESO."""
 
     target: float = 0.25
@@ -33,16 +33,21 @@ class GresoSettings(SkippingSettings):
     """Change of p_easy and p_hard a step, from the second epoch on."""
     start: float = 0.5
     """p_easy and p_hard at first."""
+    least: float = 0.01
+    """Least probability of offering a prompt."""
+    seed: int = 0
+    """Seed of the skipping."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 < self.target < 1, "allocation.selector.target", self.target, "a number in (0, 1)")
         require(0 <= self.step <= 1, "allocation.selector.step", self.step, "a number in [0, 1]")
         require(_LOW <= self.start <= _HIGH, "allocation.selector.start", self.start, f"a number in [{_LOW}, {_HIGH}]")
+        require(0 < self.least <= 1, "allocation.selector.least", self.least, "a number in (0, 1]")
+        require(self.seed >= 0, "allocation.selector.seed", self.seed, "an integer of 0 or more")
 
 
 @register_selector("greso")
-class Greso(Skipping):
+class Greso(Selector):
     """The pool's order, in which a prompt saturated alike z times in a row is offered with probability max(p^z, .01).
 
     p is p_easy for z visits that were all right, p_hard for z that were all wrong; each falls where its kind of
@@ -63,12 +68,22 @@ class Greso(Skipping):
             self._runs = np.zeros(len(pool), np.int32)
         elif len(self._runs) != len(pool):
             raise StateError(f"greso knows {len(self._runs)} prompts and the pool has {len(pool)}")
-        self._groups = self._solved = self._failed = 0
+        self._rng = rng_for(self.settings.seed, "greso", step)
+        self._groups = self._solved = self._failed = self._skipped = self._offered = 0
 
-    def probabilities(self, rows: np.ndarray) -> np.ndarray:
-        runs = self._runs[rows]
-        base = np.where(runs > 0, self._easy, self._hard)
-        return np.where(runs == 0, 1.0, np.maximum(base ** np.abs(runs), self.settings.least))
+    def select(self, n: int) -> list[int]:
+        assert self.pool is not None, "begin_step comes first"
+        chosen: list[int] = []
+        while len(chosen) < n and (rows := self.pool.take(n - len(chosen))):
+            runs = self._runs[rows]
+            base = np.where(runs > 0, self._easy, self._hard)
+            keep = self._rng.random(len(rows)) < np.where(
+                runs == 0, 1.0, np.maximum(base ** np.abs(runs), self.settings.least)
+            )
+            chosen += [row for row, kept in zip(rows, keep.tolist(), strict=True) if kept]
+            self._skipped += int((~keep).sum())
+        self._offered += len(chosen)
+        return chosen
 
     def observe(self, prompt_row: int, successes: int, trials: int, group_size: int) -> None:
         if not trials:
@@ -90,13 +105,19 @@ class Greso(Skipping):
             self._easy += -step if self._solved / self._groups >= target / 3 else step
             self._hard += -step if self._failed / self._groups >= 2 * target / 3 else step
             self._easy, self._hard = (min(max(p, _LOW), _HIGH) for p in (self._easy, self._hard))
-        super().end_step()
-        self._numbers |= {"p_easy": self._easy, "p_hard": self._hard}
+        drawn = self._offered + self._skipped
+        self._numbers = {
+            "p_easy": self._easy,
+            "p_hard": self._hard,
+            "skipped": float(self._skipped),
+            "skipped_share": self._skipped / drawn if drawn else 0.0,
+        }
 
     METRICS = {
         "p_easy": Metric("of offering a prompt that was all right once", "probability", "falls: many are easy"),
         "p_hard": Metric("of offering a prompt that was all wrong once", "probability", "falls: many are hard"),
-        **Skipping.METRICS,
+        "skipped": Metric("prompts that were skipped", "prompts"),
+        "skipped_share": Metric("`skipped` of the prompts drawn", "share", "near 1: hardly anything is left"),
     }
 
     def state_dict(self) -> dict[str, Any]:

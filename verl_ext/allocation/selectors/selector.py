@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -65,9 +65,6 @@ class Selector:
         never observed: what became of it says nothing about its prompt. ``trials`` below ``group_size`` is a censored
         observation (an abandoned prefix), not a small group; it may be 0 where nothing could be scored.
         """
-
-    def answered(self, prompt_row: int, tokens: Sequence[int]) -> None:
-        """Tokens of a group's answers, scored or not; before each ``observe``."""
 
     def end_step(self) -> None:
         """The step's outcomes are all observed."""

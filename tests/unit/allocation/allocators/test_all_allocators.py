@@ -96,7 +96,7 @@ def test_every_yaml_mirrors_its_settings(kind, registry):
 
 @pytest.mark.parametrize("name, n", [
     ("pilot_commit", 64), ("speed_rl", 16), ("knapsack", 16), ("reinforce_ada", 32), ("sara", 8),
-    ("hora", 16), ("vip", 4), ("ar3po", 8),
+    ("hora", 16), ("vip", 4), ("marginal_signal", 4), ("ar3po", 8),
 ])  # fmt: skip
 def test_configs_compose_into_rules(name, n):
     with initialize_config_module("verl_ext.configs", version_base=None):
