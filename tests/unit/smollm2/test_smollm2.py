@@ -154,5 +154,5 @@ def test_the_checkpoint_ends_answers_with_their_line_and_every_sum_fits(tmp_path
         assert ids + answer == tokenizer(row["prompt"][0]["content"] + text)["input_ids"]
         assert len(ids) <= config.data.max_prompt_length and len(answer) < config.data.max_response_length
     rates = success(paths.model, paths.val)
-    # What teaches is between never and always.
-    assert 0.1 < rates.mean() < 0.5 and ((rates > 0.1) & (rates < 0.9)).mean() > 0.3
+    # Of 8 answers, right and wrong ones are mixed on a third of the sums.
+    assert 0.1 < rates.mean() < 0.2 and 0.3 < (1 - rates**8 - (1 - rates) ** 8).mean() < 0.45
