@@ -1,7 +1,7 @@
 """The task: sums of two numbers of one or two digits, behind four worked examples.
 
 The prompt is plain text that goes on with the answer's line, which is how a language model of 135 million parameters
-adds best: it is right always on some sums, never on some, and now and then on most.
+adds best: it is right on some sums nearly always, on many hardly ever, and now and then on the rest.
 """
 
 from __future__ import annotations
