@@ -145,8 +145,8 @@ def prompt_charts(seen: PromptsSeen) -> list[Chart]:
     found = (
         ("success", "Success of the prompts", "Right among the scored rollouts of a prompt, over the run.",
          seen.success, np.linspace(0, 1, _BINS + 1), ~np.isnan(seen.success)),
-        ("offers", "How often prompts were sampled", "Steps that sampled a prompt; 0: never.",
-         seen.offers, whole(0, int(seen.offers.max(initial=0))), np.ones(len(sampled), bool)),
+        ("offers", "How often prompts were sampled", "Steps that sampled a prompt; those never sampled left out.",
+         seen.offers, whole(1, int(seen.offers.max(initial=1))), sampled),
         ("last-seen", "When prompts were last seen", "Last step that sampled a prompt; those never sampled left out.",
          seen.last_step, whole(1, last), sampled),
     )  # fmt: skip
@@ -159,7 +159,8 @@ def prompt_charts(seen: PromptsSeen) -> list[Chart]:
             counts, _ = np.histogram(values[kept & (seen.difficulty == each)], edges)
             rows += [{"name": each, "from": float(low), "to": float(high), "prompts": int(count)}
                      for low, high, count in zip(edges, edges[1:], counts, strict=False) if count]  # fmt: skip
-        place = axis("from", unit[name]) | {"bin": "binned"}
+        ticks = {} if name == "success" else {"axis": {"tickMinStep": 1}}
+        place = axis("from", unit[name]) | {"bin": "binned"} | ticks
         spec = bands(rows, place, {"field": "prompts", "type": "quantitative"}, order)
         spec["encoding"]["x2"] = {"field": "to"}
         charts.append(Chart(name, title, note, spec))
@@ -192,7 +193,7 @@ def difficulty_table(seen: PromptsSeen) -> str:
             number(int(of.sum()), "{:,}"),
             number(int((of & ~sampled).sum()), "{:,}"),
             number(None if seen.retired is None else int(seen.retired[of].sum()), "{:,}", "not known"),
-            number(float(seen.offers[of].mean()), "{:.1f}"),
+            number(float(seen.offers[of].mean()), "{:.2f}"),
             *(number(int(count[of].sum()), "{:,}") for count in (seen.right, seen.wrong, seen.unscored)),
             number(int(seen.right[of].sum()) / scored if scored else None, "{:.3f}"),
             number(int((success == 1).sum()), "{:,}"),
