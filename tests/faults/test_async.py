@@ -48,20 +48,21 @@ def run_step(collector, step):
 def test_one_prompt_that_never_ends(engines, manager, fault):
     prompt = collector_of(engines, MODES[0]).prompts.order(0)[0]
     collector = collector_of(
-        engines, MODES[0], "allocation/allocator=uniform", "allocation.deadline_s=4", hang_prompt=f"'prompt {prompt}'"
+        engines, MODES[0], "allocation/allocator=uniform", "allocation.deadline_s=15", hang_prompt=f"'prompt {prompt}'"
     )
-    waits, failed = [], 0
+    waits, failed, over = [], 0, 0
     for step in range(1, 6):
         began = time.monotonic()
         meta, metrics, record = run_step(collector, step)
         waits.append(time.monotonic() - began)
         failed += record["fates"]["failed"]
+        over += prompt in {group.prompt for group in collector.allocation.flight.groups if group.pending}
         assert len(meta.keys) == 64 and metrics["allocation/async/lag_max"] <= 2
     assert failed == 8 and record["fates_total"]["stale"] == 0
-    assert max(waits[:2]) < 4, "two steps were made before the one that waited for it"
+    assert over >= 1, "a step was made before the one that waited for it"
     collector.end()
     said = ", ".join(f"{seconds:.1f}" for seconds in waits)
-    fault.saw(f"8 failed, every batch full, steps of {said} s with deadline_s=4 and max_lag=2", record)
+    fault.saw(f"8 failed, every batch full, steps of {said} s with deadline_s=15 and max_lag=2", record)
 
 
 @pytest.mark.row("a rollout worker is killed during an update")
