@@ -81,7 +81,7 @@ def large_runs(folder: Path, steps: int, size: str = ".5B") -> Runs:
         "dynamic_sampling": ("recipe=cpu/dapo", *shared),
         "sara": sara,
         "sara streaming": (*sara, _STREAMING),
-        "sara streaming, carry": (*sara, _STREAMING, "allocation.async.carry=0.5"),
+        "sara streaming, carry": ("recipe=cpu/sara_colocate_async", *shared),
     }
 
 

@@ -44,6 +44,8 @@ class HFServer:
         self._entries: dict[str, tuple[Request, asyncio.Future]] = {}
         self._waiting: list[str] = []
         self._model_in_use = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
         self._runner: asyncio.Task | None = None
 
     async def address(self) -> str:
@@ -91,6 +93,7 @@ class HFServer:
             while len(self._waiting) > seen:
                 seen = len(self._waiting)
                 await asyncio.sleep(GATHER_S)
+            await self._open.wait()
             async with self._model_in_use:
                 # Those that are no longer known were cancelled.
                 self._waiting = [name for name in self._waiting if name in self._entries]
@@ -124,8 +127,13 @@ class HFServer:
                     _end(future)
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """End all requests; later ones are taken."""
+        """End all requests; later ones wait for `resume_generation`, whatever `reject_request` says."""
+        self._open.clear()
         await self.abort_requests(list(self._entries))
+
+    async def resume_generation(self) -> None:
+        """Generate for those that wait."""
+        self._open.set()
 
     async def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Take a part of the policy's new weights.

@@ -131,6 +131,15 @@ async def test_an_aborted_request_ends_with_what_it_has_and_the_others_go_on(ser
     assert len((await asked["i"]).token_ids) == 20
 
 
+async def test_requests_that_come_while_weights_change_wait(server):
+    await server.abort_all_requests()
+    waiting = asyncio.create_task(server.generate([49], {}, "later"))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await server.resume_generation()
+    assert (await waiting).stop_reason == "completed"
+
+
 async def test_new_weights_have_to_be_whole(server):
     weights = {name: weight + 1 for name, weight in server.model.state_dict().items()}
     halves = sorted(weights)
