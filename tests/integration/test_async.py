@@ -118,3 +118,34 @@ def test_it_trains_and_resumes_on_the_real_stack(tmp_path, mode):
         assert found["allocation/async/lag_max"] <= most
         assert sum(found[f"allocation/async/lag/{lag}"] for lag in range(most + 1)) == found["allocation/groups"] == 16
     assert run.ledger[-1]["in_flight"] + run.ledger[-1]["waiting"] > 0, "groups are in hand when the run ends"
+
+
+LONG = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "data.max_response_length=160",
+        "actor_rollout_ref.rollout.ignore_eos=True", "actor_rollout_ref.rollout.max_num_seqs=80",
+        "allocation/allocator=uniform", "trainer.val_before_train=False", "trainer.test_freq=-1",
+        "trainer.resume_mode=disable", "trainer.total_training_steps=3")  # fmt: skip
+REWARD = """
+import zlib
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    right = zlib.crc32(solution_str.encode()) % 2 == 0
+    return {"score": float(right), "acc": right}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.real_stack
+@pytest.mark.parametrize("mode", MODES)
+def test_an_answer_that_spans_versions_has_the_log_probs_of_those_that_made_its_tokens(tmp_path, mode):
+    """Every answer has 160 tokens, and not all have room in the engine: some go on with new weights, which are as the old
+    ones were, since the learning rate is 0. So the trainer has to find the engine's probabilities, token by token."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    run = real_run(
+        tmp_path, f"recipe={mode}", *LONG, "actor_rollout_ref.actor.optim.lr=0",
+        f"reward.custom_reward_function.path={tmp_path}/reward.py",
+    )  # fmt: skip
+    run.check_ledger()
+    found = [run.step(step) for step in (1, 2, 3)]
+    assert sum(step["allocation/async/spliced"] for step in found) > 0
+    assert all(step["training/rollout_probs_diff_max"] < 1e-3 for step in found)
+    assert max(step["training/off_policy/trajectory_spans/max"] for step in found) >= 2
+    assert "rows left in TransferQueue: 0" in run.log
