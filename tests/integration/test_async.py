@@ -136,8 +136,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 @pytest.mark.real_stack
 @pytest.mark.parametrize("mode", MODES)
 def test_an_answer_that_spans_versions_has_the_log_probs_of_those_that_made_its_tokens(tmp_path, mode):
-    """Every answer has 160 tokens, and not all have room in the engine: some go on with new weights, which are as the old
-    ones were, since the learning rate is 0. So the trainer has to find the engine's probabilities, token by token."""
+    """Every answer has 160 tokens, and not all have room in the engine: some go on with new weights, which are as the
+    old ones were, since the learning rate is 0. So the trainer has to find the engine's probabilities."""
     (tmp_path / "reward.py").write_text(REWARD)
     run = real_run(
         tmp_path, f"recipe={mode}", *LONG, "actor_rollout_ref.actor.optim.lr=0",

@@ -5,6 +5,8 @@ from verl_ext.allocation.metric import Metric
 
 METRICS = {
     "collect_s": Metric("time to collect the batch: generation, reward, decisions", "seconds"),
+    "generate_s": Metric("of it, waiting for rollouts and their rewards", "seconds"),
+    "driver_s": Metric("of it, deciding", "seconds", "small beside the other"),
     "round_gap_s": Metric("time between two rounds in which no rollout worker works, median", "seconds", "below .1"),
     "round_gap_max_s": Metric("the longest such time", "seconds"),
     "rows": Metric("rollouts that reach the update", "rollouts"),
