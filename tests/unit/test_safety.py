@@ -72,12 +72,12 @@ def test_a_umask_that_takes_away_more_is_left(umask):
 
 
 def test_the_log_of_a_compared_run_is_private(tmp_path, umask):
-    from verl_ext.launch.local_runs import LOG, run_all
+    from verl_ext.launch.local_runs import SHOWN, run_all
 
     umask(0o022)
     run = PlannedRun("cpu/sara", 0, tmp_path / "runs" / "one")
     run_all([run], lambda line: None, command=("true",))
-    assert mode(run.folder / LOG) == 0o600
+    assert mode(run.folder / SHOWN) == 0o600
 
 
 def test_no_mode_in_the_code_lets_everybody_write():
