@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": ("verl_ext.compare", "recipes and seeds side by side, in one report"),
     "report": ("verl_ext.report", "table and plot of one run's folder"),
     "demo": ("verl_ext.demo", "the whole stack on a tiny policy"),
+    "smollm2": ("verl_ext.smollm2_demo", "the whole stack on a language model of 135 million parameters"),
 }
 DATA = ("dapo_math_17k", "validation_sets", "gsm8k", "countdown")
 USAGE = "\n".join(
