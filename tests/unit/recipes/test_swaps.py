@@ -54,6 +54,7 @@ def test_the_budget_of_cero_is_that_of_the_run(selector):
 @pytest.mark.parametrize("recipe, swap", [
     (recipe, swap) for i, recipe in enumerate(RECIPES) for j, swap in enumerate(SWAPS)
     if swap.startswith("allocation/allocator") and (i + j) % 4 == 0
+    and not recipe.endswith("_async")  # verl's own modes have no allocator, and not every one goes on over the update
 ])  # fmt: skip
 def test_no_recipe_keeps_settings_of_the_allocator_that_was_swapped_out(recipe, swap):
     """A quarter of all pairs of recipe and allocator, each of both several times."""
