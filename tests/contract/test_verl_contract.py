@@ -79,8 +79,17 @@ def test_the_verl_installed_is_the_one_required():
         (RewardLoopWorker.compute_score_batch, ["self", "data"]),
         (
             LLMServerClient.generate,
-            ["self", "request_id", "prompt_ids", "sampling_params", "image_data", "video_data", "audio_data",
-             "mm_processor_kwargs", "kwargs"],
+            [
+                "self",
+                "request_id",
+                "prompt_ids",
+                "sampling_params",
+                "image_data",
+                "video_data",
+                "audio_data",
+                "mm_processor_kwargs",
+                "kwargs",
+            ],
         ),
         (LLMServerClient._vllm_request_id, ["self", "request_id"]),
         (LLMServerClient._acquire_server, ["self", "request_id", "extra"]),
@@ -174,8 +183,12 @@ def test_the_pool_offers_prompts_in_the_order_of_verls_own_loader(shuffle):
     config = OmegaConf.create({"shuffle": shuffle, "seed": 7, "prompt_key": "prompt"})
     dataset = FakePrompts(64)
     loader = StatefulDataLoader(
-        dataset=dataset, batch_size=16, drop_last=True, num_workers=0,
-        collate_fn=lambda rows: [row["index"] for row in rows], sampler=create_rl_sampler(config, dataset),
+        dataset=dataset,
+        batch_size=16,
+        drop_last=True,
+        num_workers=0,
+        collate_fn=lambda rows: [row["index"] for row in rows],
+        sampler=create_rl_sampler(config, dataset),
     )
     verls = [[row for batch in loader for row in batch] for _ in range(2)]
     rows = PromptRows(dataset, config)
@@ -263,3 +276,16 @@ def test_validation_looks_at_transfer_queue_by_the_method_that_is_overridden():
     assert parameters(buffer._sync_metadata_from_transfer_queue) == ["self"]
     assert "self._sync_metadata_from_transfer_queue()" in inspect.getsource(buffer)
     assert "kv_list" in inspect.getsource(buffer._sync_metadata_from_transfer_queue)
+
+
+def test_a_rollout_backend_is_found_by_its_name():
+    """`verl_ext.rollout.hf` enters itself into both of verl's tables, which have no function for it."""
+    from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout, get_rollout_class
+    from verl.workers.rollout.replica import RolloutReplica, get_rollout_replica_class
+
+    from verl_ext.rollout.hf import HFReplica, HFServerAdapter
+
+    assert BaseRollout.__abstractmethods__ == {"resume", "update_weights", "release"}
+    assert _ROLLOUT_REGISTRY["hf", "async"] == "verl_ext.rollout.hf.HFServerAdapter"
+    assert get_rollout_class("hf", "async") is HFServerAdapter
+    assert get_rollout_replica_class("hf") is HFReplica and issubclass(HFReplica, RolloutReplica)

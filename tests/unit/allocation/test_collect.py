@@ -21,6 +21,7 @@ from verl_ext.allocation import (
 )
 from verl_ext.allocation.allocators import Uniform
 from verl_ext.simulation.simulated_backend import SimulatedBackend
+from verl_ext.testing import Trial
 
 
 @st.composite
@@ -374,7 +375,13 @@ def test_the_simulated_backend_is_a_pure_function():
 
 def test_a_rule_that_asks_for_no_more_is_no_warning(caplog):
     """It offers a batch of prompts once, and trains on those that it commits to."""
+
+    class Mixed(Uniform):
+        def finish(self, ctx):
+            return [group for group in super().finish(ctx) if group.mixed]
+
     caplog.set_level(logging.INFO, "verl_ext.allocation")
-    collected = Run(np.tile([0.0, 0.5], 200), "marginal_signal", groups=8, settings={"group_size": 8}).step(0)
+    rule = Mixed(Uniform.Settings(group_size=8))
+    collected = Trial(np.tile([0.0, 0.5], 200), allocator=rule, groups=8).step(0)
     assert 0 < len(collected.groups) < 8
     assert [(r.levelno, "asks for no more" in r.getMessage()) for r in caplog.records] == [(logging.INFO, True)]

@@ -179,7 +179,8 @@ def decided(collected):
        f"allocator.effective='spread'; accepted: outcome with the selector {name.capitalize()}")
       for name in ("cero", "dps", "greso", "mopps")),
     (("cero", {"rounds": 10, "budget": 79}), ("sara", {}), ("none", {}),
-     "selector.budget=79; accepted: 80 or more: one group of allocator.group_size=8 in each of selector.rounds=10"),
+     "selector.budget=79; accepted: 80 or more: one group of allocator.group_size=8 in each of "
+     "allocation.selector.rounds=10"),
 ])  # fmt: skip
 def test_what_cannot_be_combined_is_refused(selector, allocator, downsampler, problem):
     parts = [

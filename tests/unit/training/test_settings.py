@@ -66,7 +66,7 @@ REFUSED = [
     (["+allocation.round=3"], "allocation.round=3; accepted: the settings .*max_rounds"),
     (["allocation.rounds=3"], "allocation.rounds=3; accepted: barrier \\| streaming"),
     (["recipe=cpu/pilot_commit", "allocation.rounds=streaming"], "rounds='streaming'.*barrier with PilotCommit.*wave"),
-    (["allocation.rounds=streaming", "actor_rollout_ref.rollout.name=sglang"], "rollout.name=sglang.*is vllm"),
+    (["allocation.rounds=streaming", "actor_rollout_ref.rollout.name=sglang"], "rollout.name=sglang.*vllm and hf only"),
     (["allocation.max_rounds=0"], "allocation.max_rounds=0"),
     (["allocation.stop.groups=0"], "allocation.stop.groups=0"),
     (["allocation.stop.rollouts=7"], "allocation.stop.rollouts=7.*group"),
