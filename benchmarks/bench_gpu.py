@@ -28,7 +28,7 @@ from verl_ext.runs.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 REHEARSAL = ("sara streaming", "sara saved", "sara saved+resumed")
-"""Runs of a rehearsal, unless others are named: about a minute on two idle cores."""
+"""Runs of a rehearsal, unless others are named."""
 
 
 def stage_runs(stage: str, folder: Path, steps: int, only: list[str] | None, until: float) -> dict[str, Any]:

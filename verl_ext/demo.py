@@ -21,7 +21,7 @@ from pathlib import Path
 
 from verl_ext.files import restrict_umask
 from verl_ext.launch.cleanup import end_child
-from verl_ext.reports.run_plot import plot_line
+from verl_ext.reports.run_page import drawn_lines
 from verl_ext.reports.run_table import table
 from verl_ext.runs.ledger_check import ledger_faults
 from verl_ext.runs.records import CONFIG, METRICS, Run, read_config, read_run
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
         run = read_run(folder)
         reached, sentence = verdict(run)
         minutes = (time.monotonic() - begin) / 60
-        print(f"\n{table(run)}\n\n{sentence}\n{plot_line(run)}\nAll in all {minutes:.1f} minutes.", flush=True)
+        print(f"\n{table(run)}\n\n{sentence}\n{drawn_lines(run)}\nAll in all {minutes:.1f} minutes.", flush=True)
         return 0 if reached else 1
     except KeyboardInterrupt:
         print("\nStopped.", flush=True)

@@ -133,7 +133,7 @@ def _say(screen: Screen, finding: Finding) -> None:
 
 def _show_report(folder: str, say: Callable[[str], None] = print) -> None:
     """The run's table, and report.png in its folder."""
-    from verl_ext.reports.run_plot import plot_line
+    from verl_ext.reports.run_page import drawn_lines
     from verl_ext.reports.run_table import table
     from verl_ext.runs.records import RunError, read_run
 
@@ -142,7 +142,7 @@ def _show_report(folder: str, say: Callable[[str], None] = print) -> None:
     except (RunError, OSError) as error:
         say(f"No report: {error} (trainer.logger needs 'file', and the folder must be on this machine)")
         return
-    say(f"\n{table(run)}\n{plot_line(run)}")
+    say(f"\n{table(run)}\n{drawn_lines(run)}")
 
 
 def _run_verl(config: DictConfig, settings: TrainingSettings | None, screen: Screen) -> None:

@@ -7,8 +7,7 @@ import argparse
 import sys
 
 from verl_ext.files import restrict_umask
-from verl_ext.reports.run_page import page_line
-from verl_ext.reports.run_plot import plot_line
+from verl_ext.reports.run_page import drawn_lines
 from verl_ext.reports.run_table import table
 from verl_ext.runs.ledger_check import ledger_faults
 from verl_ext.runs.records import RunError, read_run
@@ -28,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print(table(run))
     if not args.no_plot:
-        print(f"\n{plot_line(run)}\n{page_line(run)}")
+        print(f"\n{drawn_lines(run)}")
     return 1 if ledger_faults(run.ledger) else 0
 
 

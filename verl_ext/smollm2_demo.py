@@ -22,7 +22,7 @@ import numpy as np
 from verl_ext.data.rows import DataError
 from verl_ext.demo import train
 from verl_ext.files import restrict_umask, write_whole
-from verl_ext.reports.run_plot import plot_line
+from verl_ext.reports.run_page import drawn_lines
 from verl_ext.reports.run_table import table
 from verl_ext.runs.ledger_check import ledger_faults
 from verl_ext.runs.records import read_run
@@ -111,7 +111,7 @@ def run(folder: Path, arguments: list[str]) -> bool:
     found = summary(held.rates[0], held.rates[last])
     found |= {"steps": last, "minutes": (time.monotonic() - begin) / 60}
     write_whole(folder / ACCURACY, (json.dumps(found, indent=1) + "\n").encode())
-    print(f"\n{table(made)}\n\n{sentence(found)}\n{plot_line(made)}\nAll in all {found['minutes']:.1f} minutes.")
+    print(f"\n{table(made)}\n\n{sentence(found)}\n{drawn_lines(made)}\nAll in all {found['minutes']:.1f} minutes.")
     return found["difference"] > 2 * found["difference_error"] and bool(made.ledger) and not ledger_faults(made.ledger)
 
 

@@ -184,10 +184,11 @@ _ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 def _engine(config: DictConfig) -> Seen:
     name = config.actor_rollout_ref.rollout.name
     if (module := _ENGINES.get(name)) and find_spec(module) is None:
-        there = ", ".join(other for other, found in _ENGINES.items() if find_spec(found)) or "none is"
+        installed = [other for other, found in _ENGINES.items() if find_spec(found)]
+        there = ", ".join((*installed, "hf (docs/installation.md)"))
         raise Problems(
             f"actor_rollout_ref.rollout.name={name}: {module} is not installed here; accepted: pip install "
-            f'"verl[{name}]==0.9.1" in an environment of its own, or an engine that is installed: {there}'
+            f'"verl[{name}]==0.9.1" in an environment of its own, or an engine that is here: {there}'
         )
     return Seen(f"actor_rollout_ref.rollout.name={name}" + (": is installed" if module else ""))
 

@@ -11,7 +11,7 @@ from typing import Any
 from verl_ext.files import write_whole
 from verl_ext.reports.page import cards, document, made_with, sentences, table, text
 from verl_ext.reports.prompts_seen import difficulty_table, prompt_charts, prompts_seen
-from verl_ext.reports.run_plot import run_charts
+from verl_ext.reports.run_plot import plot_line, run_charts
 from verl_ext.reports.run_table import table as figures
 from verl_ext.runs.ledger_check import ledger_faults
 from verl_ext.runs.records import ANSWERS, Run, json_lines
@@ -72,6 +72,11 @@ def latest(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             if len(of) > _SHOWN:
                 of.pop(next(iter(of)))
     return [one for of in found.values() for one in reversed(of.values())]
+
+
+def drawn_lines(run: Run) -> str:
+    """Draw the plot of a run and write its page; a line on each."""
+    return f"{plot_line(run)}\n{page_line(run)}"
 
 
 def page_line(run: Run) -> str:
