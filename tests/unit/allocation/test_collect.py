@@ -381,7 +381,7 @@ def test_a_rule_that_asks_for_no_more_is_no_warning(caplog):
             return [group for group in super().finish(ctx) if group.mixed]
 
     caplog.set_level(logging.INFO, "verl_ext.allocation")
-    rule = Mixed(Uniform.Settings(group_size=8))
-    collected = Trial(np.tile([0.0, 0.5], 200), allocator=rule, groups=8).step(0)
+    run = Trial(np.tile([0.0, 0.5], 200), allocator=Mixed(Uniform.Settings(group_size=8)), groups=8)
+    collected = run.collect(0, run.backend)
     assert 0 < len(collected.groups) < 8
     assert [(r.levelno, "asks for no more" in r.getMessage()) for r in caplog.records] == [(logging.INFO, True)]
