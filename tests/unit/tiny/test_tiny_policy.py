@@ -23,15 +23,6 @@ POLICY = PolicySettings()
 SMALL = PolicySettings(steps=3, batch_size=16, warmup_steps=1, hidden_size=16, intermediate_size=32)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny operations only lose time to threads, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_size_of_the_policy():
     model = make_policy(POLICY)
     assert 0.50e6 < sum(p.numel() for p in model.parameters()) < 0.55e6

@@ -9,7 +9,6 @@ from math import comb
 from random import Random
 
 import pytest
-import torch
 
 from verl_ext.tiny.chain_sums import (
     difficulty,
@@ -32,15 +31,6 @@ SMALL = PolicySettings(steps=3, batch_size=16, warmup_steps=1, hidden_size=16, i
 @pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer()
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny operations only lose time to threads, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sampled(mix="balanced", size=2000, held_out=False, seed=0):
